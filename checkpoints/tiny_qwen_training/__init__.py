@@ -1,0 +1,1 @@
+"""How the tiny checkpoint is taught: its tokenizer, its texts and its training."""

@@ -1,0 +1,26 @@
+"""The arithmetic that XLA does not do well, each operation beside its plain-jnp reference."""
+
+from pallas_kernels.rows import each, rowwise
+from pallas_kernels.weights import (
+    Dense,
+    Fp8,
+    Nvfp4,
+    PerLayer,
+    Weight,
+    dequantise,
+    linear,
+    take,
+)
+
+__all__ = [
+    "Dense",
+    "Fp8",
+    "Nvfp4",
+    "PerLayer",
+    "Weight",
+    "dequantise",
+    "each",
+    "linear",
+    "rowwise",
+    "take",
+]

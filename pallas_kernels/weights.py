@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-Layer = int | None
+Layer = int | tuple[int, jax.Array] | None
+"""Where in a stack a matrix lies: a layer, a layer and an expert, or None for no stack."""
 
 FP8_MAX = 448.0
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -88,38 +89,43 @@ Weight = Dense | Fp8 | Nvfp4 | PerLayer
 
 
 def take(w: Any, layer: Layer) -> Any:
-    """The weight (or any pytree of stacked arrays) of one layer; `layer=None` returns `w`."""
+    """The weight at one place of a stack."""
     if layer is None:
         return w
+    number, *expert = layer if isinstance(layer, tuple) else (layer,)
     if isinstance(w, PerLayer):
-        group, index = w.where[layer]
-        return take(w.groups[group], index)
-    return jax.tree.map(lambda a: a[layer], w)
+        group, number = w.where[number]
+        w = w.groups[group]
+    # One slice for layer and expert: two would first copy all experts of the layer.
+    return jax.tree.map(lambda a: a[number, *expert], w)
 
 
-def linear(x: jax.Array, w: Weight, layer: Layer = None) -> jax.Array:
-    """`x Wᵀ` for rows `x [..., K]`, accumulated in float32; returns `[..., N]` in `x.dtype`.
+def linear(
+    x: jax.Array, w: Weight, layer: Layer = None, dtype: jnp.dtype | None = None
+) -> jax.Array:
+    """`x Wᵀ` for rows `x [..., K]`, accumulated in float32.
 
-    This is the reference path: it dequantises and multiplies. Raises TypeError for a weight type
-    it does not know.
+    Returns `[..., N]` in `dtype`, by default that of `x`. This is the reference path: it
+    dequantises and multiplies.
     """
     w = take(w, layer)
     match w:
         case Dense():
             y = _dot(x, w.w)
-        case Fp8(input_scale=None):
-            y = _dot(x, w.q) * _per_row(w.scale, w.q.shape[-2])
         case Fp8():
-            scaled = x.astype(jnp.float32) / w.input_scale
-            quantised = jnp.clip(scaled, -FP8_MAX, FP8_MAX).astype(jnp.float8_e4m3fn)
-            y = _dot(quantised.astype(x.dtype), w.q) * (
-                _per_row(w.scale, w.q.shape[-2]) * w.input_scale
-            )
+            y = _fp8(x, w)
         case Nvfp4():
             y = _dot(x, _blocks(w, x.dtype)) * _per_row(w.scale, w.q.shape[-2])
-        case _:
-            raise TypeError(f"linear() does not know the weight type {type(w).__name__}")
-    return y.astype(x.dtype)
+    return y.astype(dtype or x.dtype)
+
+
+def _fp8(x: jax.Array, w: Fp8) -> jax.Array:
+    scale = _per_row(w.scale, w.q.shape[-2])
+    if w.input_scale is None:
+        return _dot(x, w.q) * scale
+    rounded = jnp.clip(x.astype(jnp.float32) / w.input_scale, -FP8_MAX, FP8_MAX)
+    rounded = rounded.astype(jnp.float8_e4m3fn).astype(x.dtype)
+    return _dot(rounded, w.q) * (scale * w.input_scale)
 
 
 def dequantise(w: Dense | Fp8 | Nvfp4) -> jax.Array:

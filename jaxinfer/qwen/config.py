@@ -78,6 +78,7 @@ class Config:
 
     @property
     def num_layers(self) -> int:
+        """Decoder layers, the MTP head not counted."""
         return len(self.layer_types)
 
     @property
@@ -92,10 +93,12 @@ class Config:
 
     @property
     def key_dim(self) -> int:
+        """Width of all Gated DeltaNet keys of a token."""
         return self.linear_num_key_heads * self.linear_key_head_dim
 
     @property
     def value_dim(self) -> int:
+        """Width of all Gated DeltaNet values of a token."""
         return self.linear_num_value_heads * self.linear_value_head_dim
 
     @property

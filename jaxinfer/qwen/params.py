@@ -10,9 +10,9 @@ leaf it is given.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -79,13 +79,14 @@ class Vector:
 
     @property
     def stack(self) -> tuple[int, ...]:
+        """Leading axes of the stored array."""
         return (len(self.layers),) if self.layers else ()
 
 
+@dataclass_transform(frozen_default=True)
 def _tree[T](cls: type[T]) -> type[T]:
     """Make `cls` a frozen dataclass that JAX treats as a pytree, all fields data."""
-    cls = dataclass(frozen=True)(cls)
-    return jax.tree_util.register_dataclass(cls, [f.name for f in fields(cls)], [])
+    return jax.tree_util.register_dataclass(dataclass(frozen=True)(cls))
 
 
 @_tree
@@ -322,7 +323,8 @@ def _vision(cfg: VisionConfig) -> Vision:
 # --- formats, shapes, random values -------------------------------------------------------------
 
 Format = str
-"""One of "dense", "fp8" (W8A16), "fp8_static" (W8A8), "nvfp4"."""
+"""One of "dense", "nvfp4", "fp8" (W8A16), "fp8_static" (W8A8), and the FP8 pair with a scale for
+each output row: "fp8_channel", "fp8_channel_static"."""
 
 FormatOf = Callable[[Matrix, int | None], Format]
 """The format of a matrix in a model layer (None for a matrix that is not stacked)."""
@@ -372,13 +374,14 @@ def leaf_shapes(leaf: Matrix | Vector, dtype: str, format_of: FormatOf) -> Any:
 
 def _weight_shapes(leaf: Matrix, stack: tuple[int, ...], kind: Format, dtype: str) -> Any:
     full, parts = (*stack, leaf.rows, leaf.cols), (*stack, len(leaf.names))
-    S = jax.ShapeDtypeStruct
+    S: Any = jax.ShapeDtypeStruct
     match kind:
         case "dense":
             return Dense(S(full, jnp.dtype(dtype)))
-        case "fp8" | "fp8_static":
-            inputs = S(stack, jnp.float32) if kind == "fp8_static" else None
-            return Fp8(S(full, jnp.float8_e4m3fn), S(parts, jnp.float32), inputs)
+        case "fp8" | "fp8_static" | "fp8_channel" | "fp8_channel_static":
+            scales = full[:-1] if "channel" in kind else parts
+            inputs = S(stack, jnp.float32) if "static" in kind else None
+            return Fp8(S(full, jnp.float8_e4m3fn), S(scales, jnp.float32), inputs)
         case "nvfp4":
             return Nvfp4(
                 S((*full[:-1], leaf.cols // 2), jnp.uint8),

@@ -1,0 +1,269 @@
+"""Gated DeltaNet: a causal convolution, then a matrix state that is decayed, corrected and read.
+
+Per value head, with state `S [dk, dv]` in float32 and `α = exp(g)`:
+
+    S ← α S;   S ← S + k ⊗ β (v − Sᵀ k);   o = Sᵀ q
+
+(Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024). `recurrent` runs it
+token by token, `chunk` for 64 tokens at once; they agree up to rounding.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.linalg import solve_triangular
+
+from jaxinfer.qwen.config import CHUNK, Config
+from jaxinfer.qwen.mode import Mode
+from jaxinfer.qwen.norms import gated_rms_norm, l2_normalise, rms_norm
+from jaxinfer.qwen.params import GatedDelta
+from jaxinfer.qwen.state import State
+from pallas_kernels import each, linear, rowwise
+
+# Without it float32 products run in TF32 on the GPU, and the state must not lose bits.
+_EXACT = lax.Precision.HIGHEST
+
+
+class Inputs(NamedTuple):
+    """What the mixer's core is fed for `T` tokens of one sequence.
+
+    Attributes:
+        x: `[T, C]` inputs of the convolution (q, k, v side by side).
+        g: `[T, Hv]` float32 log decay, at most 0.
+        beta: `[T, Hv]` float32 write strength in (0, 1).
+    """
+
+    x: jax.Array
+    g: jax.Array
+    beta: jax.Array
+
+
+class Memory(NamedTuple):
+    """What the mixer's core remembers of one sequence.
+
+    Attributes:
+        conv: `[W-1, C]` last inputs of the convolution.
+        recurrent: `[Hv, dk, dv]` float32.
+    """
+
+    conv: jax.Array
+    recurrent: jax.Array
+
+
+def gated_delta(
+    p: GatedDelta, layer: int, cfg: Config, x: jax.Array, state: State, valid: jax.Array, mode: Mode
+) -> tuple[jax.Array, State]:
+    """`x + out_proj(mixer(norm(x)))` and the state after it.
+
+    Args:
+        p: stacked parameters.
+        layer: index into their stack and into the state's.
+        cfg: the model.
+        x: `[B, T, D]`; `T` is a multiple of 64 in chunked mode.
+        state: in chunked mode nothing may be pending.
+        valid: `[B]`, how many of the `T` tokens are real; used in chunked mode only.
+        mode: chunked mode advances the state by `valid` tokens; decode mode replays what is
+            pending, leaves the state there and makes the new rows pending.
+    """
+    T = x.shape[1]
+    inputs, z = rowwise(lambda rows: _project(p, layer, cfg, rows), mode.tile, x)
+    memory = Memory(state.conv[layer], state.recurrent[layer])
+    w = p.conv1d[layer]
+    if mode.chunked:
+        o, memory = each(lambda *a: _chunks(cfg, w, *a), mode.tile, memory, inputs, valid)
+        pending = {}
+    else:
+        last = Inputs(state.pending_x[layer], state.pending_g[layer], state.pending_beta[layer])
+        o, memory = each(
+            lambda *a: _replay_then_run(cfg, w, *a), mode.tile, memory, last, state.pending, inputs
+        )
+        at = (layer, slice(None), slice(0, T))
+        pending = {
+            "pending_x": state.pending_x.at[at].set(inputs.x),
+            "pending_g": state.pending_g.at[at].set(inputs.g),
+            "pending_beta": state.pending_beta.at[at].set(inputs.beta),
+        }
+
+    def output(x: jax.Array, o: jax.Array, z: jax.Array) -> jax.Array:
+        normed = gated_rms_norm(o, p.o_norm[layer], z, cfg.rms_norm_eps)
+        return x + linear(normed.reshape(x.shape[0], -1), p.out_proj, layer)
+
+    y = rowwise(output, mode.tile, x, o, z)
+    fields = vars(state) | pending
+    fields["conv"] = state.conv.at[layer].set(memory.conv)
+    fields["recurrent"] = state.recurrent.at[layer].set(memory.recurrent)
+    return y, State(**fields)
+
+
+def _project(p: GatedDelta, layer: int, cfg: Config, x: jax.Array) -> tuple[Inputs, jax.Array]:
+    """Rows `[M, D]` -> the core's inputs and the output gate z `[M, Hv, dv]`."""
+    h = rms_norm(x, p.norm[layer], cfg.rms_norm_eps)
+    z = linear(h, p.in_proj_z, layer).reshape(x.shape[0], -1, cfg.linear_value_head_dim)
+    b, a = (linear(h, w, layer).astype(jnp.float32) for w in (p.in_proj_b, p.in_proj_a))
+    decay = -jnp.exp(p.A_log[layer].astype(jnp.float32))
+    g = decay * jax.nn.softplus(a + p.dt_bias[layer].astype(jnp.float32))
+    return Inputs(linear(h, p.in_proj_qkv, layer), g, jax.nn.sigmoid(b)), z
+
+
+def _heads(cfg: Config, mixed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Convolved rows `[T, C]` -> q, k `[T, Hv, dk]` (normalised, q scaled) and v `[T, Hv, dv]`.
+
+    Value head `h` uses query/key head `h // (Hv / Hk)`. All float32.
+    """
+    T, repeat = mixed.shape[0], cfg.linear_num_value_heads // cfg.linear_num_key_heads
+    q, k, v = jnp.split(mixed, (cfg.key_dim, 2 * cfg.key_dim), axis=-1)
+    q, k = (
+        jnp.repeat(l2_normalise(a.reshape(T, -1, cfg.linear_key_head_dim)), repeat, axis=1)
+        for a in (q, k)
+    )
+    v = v.reshape(T, -1, cfg.linear_value_head_dim).astype(jnp.float32)
+    return q * cfg.linear_key_head_dim**-0.5, k, v
+
+
+def _convolve(w: jax.Array, rows: jax.Array) -> jax.Array:
+    """Causal depthwise convolution and silu: rows `[W-1+T, C]`, taps `[C, W]` -> `[T, C]`.
+
+    The last tap multiplies the current token.
+    """
+    taps = w.shape[1]
+    T = rows.shape[0] - taps + 1
+    w = w.astype(jnp.float32)
+    y = sum(rows[i : i + T].astype(jnp.float32) * w[:, i] for i in range(taps))
+    return jax.nn.silu(y).astype(rows.dtype)
+
+
+def recurrent(
+    state: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """One token: state `[H, dk, dv]`, q and k `[H, dk]`, v `[H, dv]`, g and beta `[H]`.
+
+    Returns the next state and the output `[H, dv]`, all float32.
+    """
+    state = state * jnp.exp(g)[:, None, None]
+    read = jnp.einsum("hkv,hk->hv", state, k, precision=_EXACT)
+    delta = beta[:, None] * (v - read)
+    state = state + k[:, :, None] * delta[:, None, :]
+    return state, jnp.einsum("hkv,hk->hv", state, q, precision=_EXACT)
+
+
+def _replay_then_run(
+    cfg: Config, w: jax.Array, memory: Memory, last: Inputs, accepted: jax.Array, new: Inputs
+) -> tuple[jax.Array, Memory]:
+    """Advance over the accepted rows of the last step, then run the new rows from there.
+
+    Returns outputs `[T, Hv, dv]` of the new rows, and the memory *before* them.
+    """
+    taps = w.shape[1]
+
+    def step(state: jax.Array, window: jax.Array, g: jax.Array, beta: jax.Array):
+        q, k, v = _heads(cfg, _convolve(w, window))
+        return lax.optimization_barrier(recurrent(state, q[0], k[0], v[0], g, beta))
+
+    def replay(state: jax.Array, row: tuple[jax.Array, ...]):
+        number, window, g, beta = lax.optimization_barrier(row)
+        return jnp.where(number < accepted, step(state, window, g, beta)[0], state), None
+
+    def run(state: jax.Array, row: tuple[jax.Array, ...]):
+        return step(state, *lax.optimization_barrier(row))
+
+    history = jnp.concatenate([memory.conv, last.x])
+    numbers = jnp.arange(last.x.shape[0])
+    state, _ = lax.scan(
+        replay, memory.recurrent, (numbers, _windows(history, taps), last.g, last.beta)
+    )
+    conv = lax.dynamic_slice_in_dim(history, accepted, taps - 1)
+    rows = (_windows(jnp.concatenate([conv, new.x]), taps), new.g, new.beta)
+    return lax.scan(run, state, rows)[1], Memory(conv, state)
+
+
+def _windows(rows: jax.Array, taps: int) -> jax.Array:
+    """`[W-1+T, C]` -> `[T, W, C]`: for each token the inputs that its convolution sees."""
+    count = rows.shape[0] - taps + 1
+    return jnp.stack([rows[i : i + count] for i in range(taps)], axis=1)
+
+
+def _chunks(
+    cfg: Config, w: jax.Array, memory: Memory, new: Inputs, valid: jax.Array
+) -> tuple[jax.Array, Memory]:
+    """Run `T` tokens, a multiple of 64, of which the first `valid` are real.
+
+    Returns outputs `[T, Hv, dv]` (past `valid` meaningless) and the memory after `valid` tokens.
+    """
+    T, taps = new.x.shape[0], w.shape[1]
+    rows = jnp.concatenate([memory.conv, new.x])
+    q, k, v = _heads(cfg, _convolve(w, rows))
+    # A token with g = 0 and beta = 0 leaves the state as it is.
+    real = (jnp.arange(T) < valid)[:, None]
+    g, beta = jnp.where(real, new.g, 0.0), jnp.where(real, new.beta, 0.0)
+    q, k, v, g, beta = (
+        a.reshape(-1, CHUNK, *a.shape[1:]).swapaxes(1, 2) for a in (q, k, v, g, beta)
+    )
+    U, W = jax.vmap(chunk_corrections)(k, v, g, beta)
+    state, o = lax.scan(lambda s, a: chunk(s, *a), memory.recurrent, (q, k, U, W, g))
+    o = o.swapaxes(1, 2).reshape(T, *o.shape[1:2], -1)
+    return o, Memory(lax.dynamic_slice_in_dim(rows, valid, taps - 1), state)
+
+
+def chunk_corrections(
+    k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What the tokens of a chunk write, given that each corrects what those before it wrote.
+
+    With `c` the running sum of `g` and `D_ij = exp(c_i − c_j)` for `i ≥ j`, solves
+    `(I + A) [U W] = β [V  e^c K]` where `A` is the strictly lower part of `β K Kᵀ ∘ D` (Yang et al.
+    2024, section 3.3). It does not need the state, so all chunks of a prompt are solved at once.
+
+    Args:
+        k: `[H, C, dk]`.
+        v: `[H, C, dv]`.
+        g: `[H, C]`.
+        beta: `[H, C]`.
+
+    Returns:
+        U `[H, C, dv]` and W `[H, C, dk]`, float32.
+    """
+    strict = jnp.tril(jnp.ones((k.shape[1],) * 2, bool), -1)
+    among = jnp.einsum("hid,hjd->hij", k * beta[..., None], k, precision=_EXACT) * _decay(g)
+    system = jnp.where(strict, among, 0.0) + jnp.eye(k.shape[1])
+    past = k * (beta * jnp.exp(jnp.cumsum(g, axis=1)))[..., None]
+    right = jnp.concatenate([v * beta[..., None], past], axis=-1)
+    solved = solve_triangular(system, right, lower=True, unit_diagonal=True)
+    return solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
+
+
+def chunk(
+    state: jax.Array, q: jax.Array, k: jax.Array, U: jax.Array, W: jax.Array, g: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """`C` tokens at once: `V' = U − W S`, `O = e^c Q S + (Q Kᵀ ∘ D) V'`.
+
+    Then `S ← e^{c_last} S + Kᵀ e^{c_last − c} V'`; see `chunk_corrections` for the symbols.
+
+    Args:
+        state: `[H, dk, dv]`.
+        q: `[H, C, dk]`.
+        k: `[H, C, dk]`.
+        U: `[H, C, dv]`.
+        W: `[H, C, dk]`.
+        g: `[H, C]`.
+
+    Returns:
+        The next state and outputs `[H, C, dv]`, float32.
+    """
+    total = jnp.cumsum(g, axis=1)
+    fresh = U - jnp.einsum("hck,hkv->hcv", W, state, precision=_EXACT)
+    o = jnp.einsum("hck,hkv->hcv", q * jnp.exp(total)[..., None], state, precision=_EXACT)
+    scores = jnp.einsum("hid,hjd->hij", q, k, precision=_EXACT) * _decay(g)
+    o = o + jnp.einsum("hij,hjv->hiv", scores, fresh, precision=_EXACT)
+    left = jnp.exp(total[:, -1:] - total)[..., None]
+    state = state * jnp.exp(total[:, -1])[:, None, None]
+    return state + jnp.einsum("hck,hcv->hkv", k * left, fresh, precision=_EXACT), o
+
+
+def _decay(g: jax.Array) -> jax.Array:
+    """`[H, C]` -> `D [H, C, C]`: how much of what token j wrote is left when token i reads."""
+    total = jnp.cumsum(g, axis=1)
+    lower = jnp.tril(jnp.ones((g.shape[1],) * 2, bool))
+    # Masked before exp: above the diagonal the exponent is positive and may overflow.
+    return jnp.exp(jnp.where(lower, total[:, :, None] - total[:, None, :], -jnp.inf))

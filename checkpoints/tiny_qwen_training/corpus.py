@@ -11,8 +11,7 @@ from typing import NamedTuple
 HELDOUT_PER_MILLE = 20
 _SKIPPED_DIRECTORIES = frozenset({
     "__pycache__", "__phello__", "_bundled", "dist-packages", "encodings", "idlelib",
-    "lib-dynload", "lib2to3", "msilib", "pydoc_data", "site-packages", "test", "tests",
-    "turtledemo",
+    "lib-dynload", "lib2to3", "msilib", "pydoc_data", "site-packages", "turtledemo",
 })  # fmt: skip
 _SKIPPED_FILES = frozenset({"html/entities.py", "stringprep.py", "this.py"})
 
@@ -25,7 +24,7 @@ class Document(NamedTuple):
 
 
 def documents(root: Path | None = None) -> Iterator[Document]:
-    """Every library module in path order, without tests, bundled wheels and tables of data."""
+    """Every library module in path order, without bundled wheels and tables of data."""
     root = root or Path(sysconfig.get_paths()["stdlib"])
     for file in sorted(root.rglob("*.py"), key=lambda file: file.relative_to(root).as_posix()):
         path = file.relative_to(root)

@@ -2,15 +2,13 @@
 
 Ids 0..255 are the bytes, 256..4062 learned merges, 4063..4095 Qwen's control tokens in the
 order in which the full-size vocabulary ends (there 248044..248076).
-
-    python -m checkpoints.tiny_qwen_training.tokenizer
+Run it as `python -m checkpoints.tiny_qwen_training.tokenizer`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +26,7 @@ from tokenizers import (
 )
 
 from checkpoints.tiny_qwen_training import corpus
-from checkpoints.tiny_qwen_training.dialogues import generate
+from checkpoints.tiny_qwen_training.dialogues import FIRST_TRAINING_SEED, conversation
 from jaxinfer.qwen.chat import ChatTemplate
 
 CHECKPOINT = Path(__file__).parents[1] / "tiny_qwen"
@@ -86,9 +84,8 @@ def sample_texts(template: ChatTemplate, chats: int = SAMPLE_CHATS) -> Iterator[
         if not corpus.is_heldout(document.path):
             yield document.text
     control = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
-    rng = random.Random(0)
-    for _ in range(chats):
-        yield from filter(None, control.split(generate(rng).render(template)))
+    for seed in range(FIRST_TRAINING_SEED, FIRST_TRAINING_SEED + chats):
+        yield from filter(None, control.split(conversation(seed).render(template)))
 
 
 def tokenizer_config(ids: dict[str, int]) -> dict[str, Any]:
@@ -147,7 +144,7 @@ def main() -> None:
     out: Path = parser.parse_args().out
     tokenizer = train(sample_texts(ChatTemplate.from_dir(CHECKPOINT)))
     tokenizer.save(str(out / "tokenizer.json"))
-    ids = {token: tokenizer.token_to_id(token) for token in CONTROL_TOKENS}
+    ids = tokenizer.get_vocab()
     _write_json(out / "tokenizer_config.json", tokenizer_config(ids))
     _write_json(out / "generation_config.json", generation_config(ids))
     print(f"{tokenizer.get_vocab_size()} entries; {END_OF_TEXT} is {ids[END_OF_TEXT]}")

@@ -173,7 +173,8 @@ ANIMALS = (
 UNITS = (
     ("kilometres", "metres", 1000), ("metres", "centimetres", 100), ("kilograms", "grams", 1000),
     ("hours", "minutes", 60), ("minutes", "seconds", 60), ("days", "hours", 24),
-    ("weeks", "days", 7), ("years", "months", 12), ("feet", "inches", 12), ("litres", "millilitres", 1000),
+    ("weeks", "days", 7), ("years", "months", 12), ("feet", "inches", 12),
+    ("litres", "millilitres", 1000),
     ("centimetres", "millimetres", 10), ("dozens", "pieces", 12),
 )  # fmt: skip
 DEFINITIONS = (

@@ -239,9 +239,13 @@ def normalise(pixels: np.ndarray, cfg: ImageConfig) -> np.ndarray:
     """`(x / 255 - mean) / std` of uint8 `[..., 3]`, float32."""
     # The roundings of transformers' processor: the product with 1/255 in double precision, the
     # rest in single.
-    levels = (np.arange(256) * (1 / 255)).astype(np.float32)[:, None]
-    table = (levels - np.array(cfg.mean, np.float32)) / np.array(cfg.std, np.float32)
-    return table[pixels, np.arange(3)]
+    levels = (np.arange(256) * (1 / 255)).astype(np.float32)
+    planes = np.empty((3, *pixels.shape[:-1]), np.float32)
+    for channel, (mean, std) in enumerate(zip(cfg.mean, cfg.std, strict=True)):
+        table = (levels - np.float32(mean)) / np.float32(std)
+        # "clip" spares a check of every index; a uint8 cannot leave the table.
+        np.take(table, pixels[..., channel], out=planes[channel], mode="clip")
+    return np.moveaxis(planes, 0, -1)
 
 
 def patchify(frames: np.ndarray, cfg: ImageConfig) -> np.ndarray:

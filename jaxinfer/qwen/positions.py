@@ -142,11 +142,10 @@ def _frames(cfg: Config, grids: Sequence[Grid]) -> list[tuple[int, int, int]]:
             "this checkpoint has no vision tower (no vision_config): it takes text only"
         )
     m = cfg.vision.spatial_merge_size
-    return [
-        (frame_tokens(grid, m), grid[1] // m, grid[2] // m)
-        for grid in grids
-        for _ in range(grid[0])
-    ]
+    frames = []
+    for grid in grids:
+        frames += [(frame_tokens(grid, m), grid[1] // m, grid[2] // m)] * grid[0]
+    return frames
 
 
 def _hint(found: int, given: int) -> str:

@@ -1,7 +1,8 @@
 """Make `chat.json`: conversations as transformers renders them with the published chat template.
 
 Run with transformers 5.17; see README.md for the contents and the command.
-The renderer is `transformers.utils.chat_template_utils.render_jinja_template`, which `apply_chat_template` calls.
+The renderer is `transformers.utils.chat_template_utils.render_jinja_template`, the one that
+`apply_chat_template` calls.
 """
 
 import json
@@ -46,7 +47,7 @@ TOOLS = [
         "type": "function",
         "function": {
             "name": "tide",
-            "description": 'Height of the tide at a harbour, "now" if <day> is left out — in metres & tenths.',
+            "description": 'Height of the tide, "now" if <day> is left out — in metres & tenths.',
             "parameters": {
                 "type": "object",
                 "properties": {
@@ -190,7 +191,7 @@ def rendered(template: str, messages: list[Message], options: dict[str, Any]) ->
         return {
             "rendered": render_jinja_template([messages], chat_template=template, **options)[0][0]
         }
-    except Exception as error:  # noqa: BLE001 - whatever it raises is the golden
+    except Exception as error:  # whatever it raises is the golden
         return {"error": str(error), "error_type": type(error).__name__}
 
 

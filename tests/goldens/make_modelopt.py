@@ -3,12 +3,14 @@
 Run with torch 2.13 (CPU) and nvidia-modelopt 0.47; see README.md for the contents and the command.
 
 Functions of modelopt that do the work, in their order:
-- `modelopt.torch.quantization.quantize` with `W4A16_NVFP4_CFG` or `FP8_DEFAULT_CFG`: max calibration
-  (per-tensor amax of the weight; for FP8 also of the inputs seen);
-- `modelopt.torch.export.quant_utils.preprocess_linear_fusion`: one amax for tensors of a fused product;
-- `modelopt.torch.export.unified_export_hf._export_quantized_weight`: the step of `export_hf_checkpoint`
-  that packs a module's weight and registers its scales. For NVFP4 it calls
-  `NVFP4QTensor.get_weights_scaling_factor` and `.quantize`; for FP8 `quant_utils.to_quantized_weight`.
+- `modelopt.torch.quantization.quantize` with `W4A16_NVFP4_CFG` or `FP8_DEFAULT_CFG`: max
+  calibration (per-tensor amax of the weight; for FP8 also of the inputs seen);
+- `modelopt.torch.export.quant_utils.preprocess_linear_fusion`: one amax for the tensors of a
+  fused product;
+- `modelopt.torch.export.unified_export_hf._export_quantized_weight`: the step of
+  `export_hf_checkpoint` that packs a module's weight and registers its scales. For NVFP4 it calls
+  `NVFP4QTensor.get_weights_scaling_factor` and `.quantize`; for FP8
+  `quant_utils.to_quantized_weight`.
 """
 
 import copy
@@ -52,7 +54,8 @@ def with_outliers() -> Tensor:
 def on_ties() -> Tensor:
     """Weights on every rounding boundary of e2m1, and the bf16 numbers just below and above them.
 
-    The largest weight is 6 * 448, so the per-tensor scale is 1 and a block with amax 6 * 2^k has scale 2^k.
+    The largest weight is 6 * 448, so the per-tensor scale is 1, and a block with amax 6 * 2^k has
+    scale 2^k.
     """
     magnitudes = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0], dtype=torch.bfloat16)
     signed = torch.cat([magnitudes, -magnitudes])
@@ -85,7 +88,7 @@ def calibrated(weights: list[Tensor], config: dict, inputs: Tensor | None = None
 
 
 def exported(name: str, module: nn.Module, original: Tensor) -> dict[str, Tensor]:
-    """The module's tensors as modelopt would write them to a checkpoint, beside the weight it came from."""
+    """The module's tensors as modelopt writes them to a checkpoint, beside the original weight."""
     _export_quantized_weight(module, torch.bfloat16)
     out = {f"{name}.original": original, f"{name}.weight": module.weight.data}
     for scale in ("weight_scale", "weight_scale_2", "input_scale"):

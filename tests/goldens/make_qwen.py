@@ -216,12 +216,15 @@ def cached_steps(
 
 
 def cache_state(cache: DynamicCache, prefix: str) -> Cases:
-    """What the cache holds: [Hv, dk, dv] states, conv windows (oldest first), rotated keys and raw values."""
+    """What the cache holds now: recurrent states and windows, or rotated keys and raw values.
+
+    Copies of the states, which the cache goes on to change in place.
+    """
     out = {}
     for i, layer in enumerate(cache.layers):
         if TEXT_CONFIG["layer_types"][i] == "linear_attention":
-            out[f"{prefix}.recurrent.{i}"] = layer.recurrent_states[0][0]
-            out[f"{prefix}.conv.{i}"] = layer.conv_states[0][0]
+            out[f"{prefix}.recurrent.{i}"] = layer.recurrent_states[0][0].clone()
+            out[f"{prefix}.conv.{i}"] = layer.conv_states[0][0].clone()
         else:
             out[f"{prefix}.key.{i}"], out[f"{prefix}.value.{i}"] = layer.keys[0], layer.values[0]
     return out
@@ -256,7 +259,7 @@ def text_cases(model: Qwen3_5MoeForConditionalGeneration) -> Cases:
 
 
 def mtp_cases(model: Qwen3_5MoeForConditionalGeneration, mtp: MtpLayer, final: Tensor) -> Cases:
-    """Drafts at positions 0..69 from (h_i, t_{i+1}), then a second draft chained to the last one."""
+    """Drafts at positions 0..69 from (h_i, t_{i+1}), then a second draft chained to the last."""
     text, tokens = model.model.language_model, text_ids(71, seed=71)[0, 1:]
 
     def run(hidden: Tensor, following: Tensor) -> Tensor:
@@ -290,7 +293,7 @@ def mtp_cases(model: Qwen3_5MoeForConditionalGeneration, mtp: MtpLayer, final: T
 
 
 def vision_cases(model: Qwen3_5MoeForConditionalGeneration) -> Cases:
-    """The tower on two images of different grids packed in one call, and on a video of two frames."""
+    """The tower on two images of different grids in one call, and on a video of two frames."""
     cases: Cases = {}
     rng = torch.Generator().manual_seed(4)
     for name, grid in {
@@ -368,7 +371,7 @@ def picture(height: int, width: int, seed: int) -> np.ndarray:
 
 
 def image_cases() -> Cases:
-    """Preprocessing of real 16-pixel patches by the PIL image processor, and a table of target sizes."""
+    """Preprocessing with real 16-pixel patches (PIL processor), and a table of target sizes."""
     cases: Cases = {}
     size = {"shortest_edge": 2048, "longest_edge": 4096}
     cases["image.size"] = torch.tensor([size["shortest_edge"], size["longest_edge"]])
@@ -422,7 +425,7 @@ def image_cases() -> Cases:
 
 
 def watch_routers(modules: list[nn.Module]) -> list[float]:
-    """A list that fills with the router-logit gaps between the last expert chosen and the first left out."""
+    """A list that fills with gaps in router logits between the last expert in and the first out."""
     gaps: list[float] = []
 
     def look(_module: nn.Module, _inputs: object, out: tuple[Tensor, ...]) -> None:

@@ -44,7 +44,7 @@ def test_turns_are_trimmed_and_no_system_prompt_is_invented(template: ChatTempla
         ({"enable_thinking": False}, "<think>\n\n</think>\n\n"),
     ],
 )
-def test_generation_prompt(template: ChatTemplate, kwargs: dict[str, bool], prompt: str) -> None:
+def test_generation_prompt(template: ChatTemplate, kwargs: dict[str, Any], prompt: str) -> None:
     text = template.render([USER], **kwargs)
     assert text == f"<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n{prompt}"
 

@@ -1,0 +1,16 @@
+"""What turns a model into a service in one process."""
+
+from jaxinfer.engine.async_llm import AsyncLLM
+from jaxinfer.engine.llm import LLM, device_kind
+from jaxinfer.engine.request import Chunk, Completion, RequestError, SamplingParams, Usage
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "Chunk",
+    "Completion",
+    "RequestError",
+    "SamplingParams",
+    "Usage",
+    "device_kind",
+]

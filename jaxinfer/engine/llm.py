@@ -1,0 +1,218 @@
+"""The Python API: a checkpoint in, text out."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.progress import Progress
+from tokenizers import Tokenizer
+
+from checkpoints import find, load, progress_bar, resolve
+from jaxinfer.engine.engine import Engine, Request
+from jaxinfer.engine.request import Chunk, Completion, RequestError, SamplingParams
+from jaxinfer.engine.steps import SPECULATIONS, Plan
+from jaxinfer.qwen.chat import ChatTemplate
+
+Messages = Sequence[Mapping[str, Any]]
+
+DEFAULT_CONTEXT = 8192
+
+
+class LLM:
+    """A model ready to generate.
+
+    Attributes:
+        name: what it was loaded as.
+        config: the model's configuration.
+        tokenizer: the checkpoint's tokenizer.
+        template: its chat template, or None if it has none.
+        context: tokens that prompt and answer may have together.
+        defaults: the sampling parameters that the checkpoint recommends.
+        engine: what runs the requests.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "tiny_qwen",
+        *,
+        max_batch: int = 8,
+        context: int | None = None,
+        speculation: str | None = "auto",
+        draft_length: int = 3,
+        progress: bool = False,
+    ) -> None:
+        """Load a checkpoint.
+
+        Args:
+            model: a directory, or the name of a checkpoint that ships with the package.
+            max_batch: requests decoded together; more wait.
+            context: None for what the model was made for, at most `DEFAULT_CONTEXT`.
+            speculation: "ngram" drafts from the text so far, "mtp" with the checkpoint's own head,
+                "auto" with whichever promises more; None drafts nothing. The output is the same.
+            draft_length: tokens drafted a step.
+            progress: show a bar while loading and while generating batches.
+
+        Raises CheckpointError, ConfigError or FileNotFoundError for a checkpoint that cannot be
+        loaded, ValueError for an option out of range.
+        """
+        if speculation not in (None, *SPECULATIONS):
+            raise ValueError(f"speculation must be None or one of {SPECULATIONS}")
+        if max_batch < 1 or draft_length < 1:
+            raise ValueError("max_batch and draft_length must be at least 1")
+        directory = resolve(model)
+        self.name, self._progress = str(model), progress
+        if progress:
+            with progress_bar(f"loading {model}") as advance:
+                self.config, params = load(directory, vision=False, progress=advance)
+        else:
+            self.config, params = load(directory, vision=False)
+        longest = self.config.max_position_embeddings
+        self.context = context or min(longest, DEFAULT_CONTEXT)
+        if not 1 < self.context <= longest:
+            raise ValueError(f"context must be from 2 to {longest}, not {self.context}")
+        self.tokenizer = Tokenizer.from_file(str(_require(directory, "tokenizer.json")))
+        self.template = _template(directory)
+        generation = _json(find(directory, "generation_config.json"))
+        self.defaults = _defaults(generation)
+        if speculation in ("mtp", "auto") and params.mtp is None:
+            speculation = "ngram" if speculation == "auto" else speculation
+        if speculation == "mtp" and params.mtp is None:
+            raise ValueError(f"{model} has no MTP head; use speculation='ngram' or None")
+        plan = Plan(self.config, speculation, draft_length if speculation else 0)
+        self.engine = Engine(
+            params, plan, self.tokenizer, _eos(generation), max_batch, self.context
+        )
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """Complete prompts (text, or token ids) and return one result each, in order.
+
+        `params` is one for all or one each; by default the checkpoint's own. Raises RequestError
+        before any work if one of the prompts cannot be served.
+        """
+        texts: Sequence[Any] = [prompts] if isinstance(prompts, str) else prompts
+        each = [params] * len(texts) if not isinstance(params, Sequence) else params
+        if len(each) != len(texts):
+            raise ValueError(f"{len(texts)} prompts but {len(each)} sampling parameters")
+        requests: list[Request] = []
+        try:
+            for text, chosen in zip(texts, each, strict=True):
+                requests.append(self.submit(text, chosen))
+        except RequestError as error:
+            for request in requests:
+                self.engine.cancel(request)
+            raise RequestError(f"prompt {len(requests)}: {error}") from error
+        chunks: dict[Request, list[Chunk]] = {request: [] for request in requests}
+        with Progress(disable=not self._progress, transient=True) as bar:
+            task = bar.add_task("generating", total=len(requests))
+            for request, chunk in self._run(requests):
+                chunks[request].append(chunk)
+                if chunk.finish_reason:
+                    bar.advance(task)
+        return [Completion.join(chunks[request]) for request in requests]
+
+    def stream(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None
+    ) -> Iterator[Chunk]:
+        """Complete one prompt piece by piece. Closing the iterator cancels the request."""
+        request = self.submit(prompt, params)
+        try:
+            for _, chunk in self._run([request]):
+                yield chunk
+        finally:
+            if not request.ended:
+                self.engine.cancel(request)
+
+    def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_options: Any,
+    ) -> Completion:
+        """Answer a conversation in OpenAI's message form.
+
+        `tools` are OpenAI tool definitions; `template_options` go to the chat template
+        (`enable_thinking=False`, `preserve_thinking=True`). The text is what the model wrote,
+        thoughts and tool calls included; `jaxinfer.qwen.messages.parse` takes it apart.
+        """
+        return self.generate([self.render(messages, tools, **template_options)], params)[0]
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_options: Any,
+    ) -> Iterator[Chunk]:
+        """`chat`, piece by piece."""
+        return self.stream(self.render(messages, tools, **template_options), params)
+
+    def render(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_options: Any,
+    ) -> list[int]:
+        """Token ids of a conversation, up to where the assistant is to speak."""
+        if self.template is None:
+            raise RequestError(f"{self.name} has no chat template; use generate() instead")
+        text = self.template.render(messages, tools, **template_options)
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def submit(self, prompt: str | Sequence[int], params: SamplingParams | None) -> Request:
+        """Queue a prompt with the engine, text or token ids."""
+        if isinstance(prompt, str):
+            prompt = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        return self.engine.submit(prompt, params or self.defaults)
+
+    def _run(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Chunk]]:
+        """Step the engine until all of these have ended."""
+        wanted = set(requests)
+        while any(not request.ended for request in wanted):
+            for request, chunk in self.engine.step():
+                if request in wanted:
+                    yield request, chunk
+
+
+def _require(directory: Path, name: str) -> Path:
+    path = find(directory, name)
+    if path is None:
+        raise FileNotFoundError(f"{directory} has no {name}: copy it from the original checkpoint")
+    return path
+
+
+def _template(directory: Path) -> ChatTemplate | None:
+    path = find(directory, "chat_template.jinja")
+    return ChatTemplate.from_dir(path.parent) if path else None
+
+
+def _json(path: Path | None) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path else {}
+
+
+def _defaults(generation: Mapping[str, Any]) -> SamplingParams:
+    if not generation.get("do_sample", True):
+        return SamplingParams(temperature=0.0)
+    return SamplingParams(
+        temperature=generation.get("temperature", 1.0),
+        top_k=generation.get("top_k", 0),
+        top_p=generation.get("top_p", 1.0),
+    )
+
+
+def _eos(generation: Mapping[str, Any]) -> tuple[int, ...]:
+    eos = generation.get("eos_token_id", ())
+    return (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def device_kind() -> str:
+    """The device that generation runs on, as JAX names it."""
+    return jax.devices()[0].device_kind

@@ -65,12 +65,15 @@ def attention(
     k_cache = k_cache.at[where].set(k, mode="drop")
     v_cache = v_cache.at[where].set(v, mode="drop")
 
+    # A chunk, or a row, at a time: then the split of a prompt, or the drafts beside a token, cannot
+    # show in its bits.
+    together = T if mode.tile is None else mode.tile if mode.chunked else 1
+
     def sequence(q: jax.Array, b: jax.Array, index: jax.Array) -> jax.Array:
         keys, values = _rows_of(k_cache, layer, b), _rows_of(v_cache, layer, b)
-        if mode.chunked:
-            return attend(q, keys, values, index)
-        # Row by row, so that a verify row has the very bits of a decode row.
-        return each(lambda q, i: attend(q[None], keys, values, i[None])[0], mode.tile, q, index)
+        pieces = q.reshape(-1, together, *q.shape[1:]), index.reshape(-1, together)
+        o = each(lambda q, i: attend(q, keys, values, i), mode.tile, *pieces)
+        return o.reshape(q.shape)
 
     o = each(sequence, mode.tile, q, jnp.arange(B), index)
 

@@ -72,7 +72,8 @@ def gated_delta(
     memory = Memory(state.conv[layer], state.recurrent[layer])
     w = p.conv1d[layer]
     if mode.chunked:
-        o, memory = each(lambda *a: _chunks(cfg, w, *a), mode.tile, memory, inputs, valid)
+        run = _chunks if mode.tile is None else _chunk_by_chunk
+        o, memory = each(lambda *a: run(cfg, w, *a), mode.tile, memory, inputs, valid)
         pending = {}
     else:
         last = Inputs(state.pending_x[layer], state.pending_g[layer], state.pending_beta[layer])
@@ -182,6 +183,22 @@ def _windows(rows: jax.Array, taps: int) -> jax.Array:
     """`[W-1+T, C]` -> `[T, W, C]`: for each token the inputs that its convolution sees."""
     count = rows.shape[0] - taps + 1
     return jnp.stack([rows[i : i + count] for i in range(taps)], axis=1)
+
+
+def _chunk_by_chunk(
+    cfg: Config, w: jax.Array, memory: Memory, new: Inputs, valid: jax.Array
+) -> tuple[jax.Array, Memory]:
+    """`_chunks` for one chunk after another, so that the split of a prompt cannot show."""
+
+    def step(memory: Memory, piece: tuple[Inputs, jax.Array]) -> tuple[Memory, jax.Array]:
+        new, before = lax.optimization_barrier(piece)
+        o, memory = _chunks(cfg, w, memory, new, jnp.clip(valid - before, 0, CHUNK))
+        return lax.optimization_barrier((memory, o))
+
+    pieces = jax.tree.map(lambda a: a.reshape(-1, CHUNK, *a.shape[1:]), new)
+    before = CHUNK * jnp.arange(new.x.shape[0] // CHUNK)
+    memory, o = lax.scan(step, memory, (pieces, before))
+    return o.reshape(-1, *o.shape[2:]), memory
 
 
 def _chunks(

@@ -25,6 +25,19 @@ def embed(params: Params, cfg: Config, tokens: jax.Array) -> jax.Array:
     return params.embed_tokens[tokens].astype(cfg.dtype)
 
 
+def embed_with_features(
+    params: Params, cfg: Config, tokens: jax.Array, features: jax.Array
+) -> jax.Array:
+    """`embed` of one prompt `[T]`, image and video placeholders replaced by features `[F, D]`.
+
+    The `F` placeholders take the features in order.
+    """
+    placeholder = (tokens == cfg.image_token_id) | (tokens == cfg.video_token_id)
+    row = jnp.cumsum(placeholder) - 1
+    x = embed(params, cfg, tokens)
+    return jnp.where(placeholder[:, None], features[row].astype(x.dtype), x)
+
+
 def logits(params: Params, hidden: jax.Array, mode: Mode) -> jax.Array:
     """Normed hidden states `[B, T, D]` -> scores `[B, T, V]` float32."""
     return rowwise(lambda h: linear(h, params.lm_head, dtype=jnp.float32), mode.tile, hidden)

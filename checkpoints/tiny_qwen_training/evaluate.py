@@ -150,7 +150,11 @@ def measure_losses() -> Iterator[Record]:
     for kind, text in texts(_tokenizer()).items():
         # A window's last token is the first of the next one, so that it is predicted once.
         windows = sorted(
-            (ids[s : s + WINDOW + 1] for ids in text.documents for s in range(0, len(ids) - 1, WINDOW)),
+            (
+                ids[s : s + WINDOW + 1]
+                for ids in text.documents
+                for s in range(0, len(ids) - 1, WINDOW)
+            ),
             key=len,
         )
         sums: defaultdict[str, float] = defaultdict(float)
@@ -186,9 +190,7 @@ def _add_losses(
     for row, window in enumerate(windows):
         tokens[row, : len(window)] = window
     # A finished row still writes keys at its end: hence a chunk more of room.
-    states = {
-        name: init_state(cfg, ROWS, WINDOW + CHUNK, 1) for name, (cfg, _) in models.items()
-    }
+    states = {name: init_state(cfg, ROWS, WINDOW + CHUNK, 1) for name, (cfg, _) in models.items()}
     for start in range(0, chunks * CHUNK, CHUNK):
         piece = jnp.asarray(tokens[:, start : start + CHUNK + 2])
         valid = np.clip(targets - start, 0, CHUNK)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
-from tiny_models import TINY_DICT
+from tests.checkpoints.tiny_models import TINY_DICT
 
 from checkpoints.names import stored_shape
 from checkpoints.write import write_checkpoint

@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from published_form import Tensors, published, random_params, write
-from tiny_models import TINY, TINY_DICT
+from tests.checkpoints.published_form import Tensors, published, random_params, write
+from tests.checkpoints.tiny_models import TINY, TINY_DICT
 
 from checkpoints import CheckpointError, find, load, resolve
 from checkpoints.files import INDEX, SINGLE, TensorFiles

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published_form import assert_same, published, random_params, write
+from tests.checkpoints.published_form import assert_same, published, random_params, write
 from test_round_trips import layer_by_layer
-from tiny_models import TINY, TINY_TEXT
+from tests.checkpoints.tiny_models import TINY, TINY_TEXT
 
 from checkpoints import CheckpointError, LoadReport, engine_format, load
 from checkpoints.locate import MANIFEST

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from published_form import published, random_params
-from tiny_models import QWEN36, TINY
+from tests.checkpoints.published_form import published, random_params
+from tests.checkpoints.tiny_models import QWEN36, TINY
 
 from checkpoints.files import DTYPES
 from checkpoints.inventory import account, inventory, nbytes, step_bytes

@@ -12,8 +12,8 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from published_form import Tensors, assert_same, published, random_params, write
-from tiny_models import TINY, TINY_DICT
+from tests.checkpoints.published_form import Tensors, assert_same, published, random_params, write
+from tests.checkpoints.tiny_models import TINY, TINY_DICT
 
 from checkpoints import CheckpointError, arithmetic, load, quantize
 from checkpoints.files import TensorFiles, read_header

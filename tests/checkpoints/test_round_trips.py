@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from published_form import Tensors, assert_same, published, random_params, write
-from tiny_models import TINY, TINY_DICT, TINY_TEXT
+from tests.checkpoints.published_form import Tensors, assert_same, published, random_params, write
+from tests.checkpoints.tiny_models import TINY, TINY_DICT, TINY_TEXT
 
 from checkpoints import LoadReport, load
 from checkpoints.names import canonical

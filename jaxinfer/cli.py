@@ -1,0 +1,265 @@
+"""The `jaxinfer` command: names, options and help of its subcommands."""
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+# The modules under `jaxinfer.commands` are imported by the command that runs: they bring in JAX,
+# which takes seconds, and `jaxinfer --help` should not.
+
+
+class _Commands(TyperGroup):
+    """Tells the user of an error in one line, since its message names the remedy."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except (ValueError, OSError) as error:
+            if ctx.params["traceback"]:
+                raise
+            console = Console(stderr=True)
+            console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def main(
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show where in the code an error came from.")
+    ] = False,
+) -> None:
+    """Run Qwen3.6-35B-A3B, compiled for one GPU; or its little sibling, on any computer.
+
+    Start with [bold]jaxinfer demo[/bold]: it needs no GPU and no download.
+    """
+
+
+class Speculation(StrEnum):
+    """How tokens are drafted."""
+
+    AUTO = "auto"
+    MTP = "mtp"
+    NGRAM = "ngram"
+    NONE = "none"
+
+
+class Recipe(StrEnum):
+    """What is quantised how; the names of `checkpoints.RECIPES`."""
+
+    NVIDIA_MIX = "nvidia-mix"
+    EXPERTS_ONLY = "experts-only"
+    ALL = "all"
+
+
+Model = Annotated[
+    str,
+    typer.Option("--model", "-m", help="Directory of a checkpoint, or the name of a shipped one."),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(min=2, help="Tokens that prompt and answer may have together.  [default: 8192, or what the model was made for]"),
+]
+Drafts = Annotated[
+    Speculation,
+    typer.Option(help="How tokens are drafted. It changes the speed, never the text."),
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, help="The most tokens to generate.  [default: all that fit]")
+]
+_OWN = "  [default: the checkpoint's own]"
+Temperature = Annotated[
+    float | None, typer.Option(min=0, help=f"0 always takes the likeliest token.{_OWN}")
+]
+TopK = Annotated[
+    int | None, typer.Option(min=0, help=f"Choose among the K likeliest tokens; 0: all.{_OWN}")
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, help=f"Choose among tokens that have this much together.{_OWN}"),
+]
+Seed = Annotated[
+    int | None, typer.Option(min=0, help="Makes the same text again.  [default: another each time]")
+]
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    """The options that the user has set."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+@app.command()
+def demo() -> None:
+    """Show what it does, in less than a minute, on the CPU.
+
+    A very small model with Qwen3.6's architecture, which ships with the package, continues some
+    Python, thinks about a question and calls a tool. It knows an invented town, not the world.
+
+    Example: [bold]jaxinfer demo[/bold]
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from jaxinfer.commands import demo
+
+    demo.run()
+
+
+@app.command()
+def generate(
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The text to continue; @FILE reads a file; none reads standard input."),
+    ] = None,
+    model: Model = "tiny_qwen",
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")
+    ] = None,
+    context: Context = None,
+    speculation: Drafts = Speculation.AUTO,
+) -> None:
+    """Continue a text and stream the result to standard output.
+
+    The text goes to the model as it is; for conversations see [bold]jaxinfer chat[/bold]. Figures
+    go to standard error.
+
+    Example: [bold]jaxinfer generate "def read_lines(path):" --temperature 0 --max-tokens 60[/bold]
+    """
+    from jaxinfer.commands import generate
+
+    sampling = _given(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=tuple(stop) if stop else None,
+    )
+    generate.run(prompt, model, context, speculation, sampling)
+
+
+@app.command()
+def chat(
+    model: Model = "tiny_qwen",
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    no_think: Annotated[bool, typer.Option("--no-think", help="Answer without thinking.")] = False,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    context: Context = None,
+    speculation: Drafts = Speculation.AUTO,
+) -> None:
+    """Talk with a model in the terminal.
+
+    Thoughts are dim. [bold]/reset[/bold] forgets the conversation, [bold]/exit[/bold] or Ctrl-D
+    ends it, Ctrl-C cuts an answer short.
+
+    Example: [bold]jaxinfer chat --system "Answer briefly." --temperature 0[/bold]
+    """
+    from jaxinfer.commands import chat
+
+    sampling = _given(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+    )
+    chat.run(model, context, speculation, sampling, system=system, thinking=not no_think)
+
+
+@app.command()
+def serve(
+    model: Model = "tiny_qwen",
+    name: Annotated[
+        str | None, typer.Option(help="What clients call the model.  [default: as given to --model]")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    max_batch: Annotated[int, typer.Option(min=1, help="Requests answered together.")] = 8,
+    context: Context = None,
+    speculation: Drafts = Speculation.AUTO,
+) -> None:
+    """Serve a model to OpenAI's clients: /v1/chat/completions, /v1/models, /health.
+
+    There is no authentication: keep it on this machine, or behind a proxy that has some.
+
+    Example: [bold]jaxinfer serve --model /models/Qwen3.6-35B-A3B-NVFP4 --name qwen[/bold]
+    """
+    from jaxinfer.commands import serve
+
+    serve.run(model, name, host, port, max_batch, context, speculation)
+
+
+@app.command()
+def inspect(
+    model: Annotated[
+        str, typer.Argument(help="Directory of a checkpoint, or the name of a shipped one.")
+    ],
+) -> None:
+    """Show formats and sizes of a checkpoint's modules, without loading it.
+
+    The last column is what decoding one token alone reads of each module: memory bandwidth divided
+    by its sum bounds the tokens a second.
+
+    Example: [bold]jaxinfer inspect tiny_qwen[/bold]
+    """
+    from jaxinfer.commands import inspect
+
+    inspect.run(model)
+
+
+@app.command()
+def quantize(
+    source: Annotated[str, typer.Argument(help="A bf16 checkpoint: a directory or shipped name.")],
+    destination: Annotated[Path, typer.Argument(help="A directory that is new or empty.")],
+    recipe: Annotated[
+        Recipe,
+        typer.Option(
+            help="nvidia-mix: experts and head in NVFP4, attention in FP8; experts-only: routed "
+            "experts in NVFP4; all: what nvidia-mix quantises, all in NVFP4."
+        ),
+    ] = Recipe.NVIDIA_MIX,
+) -> None:
+    """Write a quantised copy of a checkpoint, in the layout of NVIDIA's ModelOpt.
+
+    Example: [bold]jaxinfer quantize /models/Qwen3.6-35B-A3B /models/qwen-nvfp4[/bold]
+    """
+    from jaxinfer.commands import quantize
+
+    quantize.run(source, destination, recipe)
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="A checkpoint: a directory or shipped name.")],
+    destination: Annotated[Path, typer.Argument(help="A directory that is new or empty.")],
+) -> None:
+    """Write a checkpoint as it lies in memory, so that it loads as fast as the disk reads.
+
+    Works for every format that can be loaded. The result is for this version of the engine.
+
+    Example: [bold]jaxinfer convert /models/qwen-nvfp4 /models/qwen-fast[/bold]
+    """
+    from jaxinfer.commands import convert
+
+    convert.run(source, destination)

@@ -1,0 +1,85 @@
+"""`jaxinfer inspect`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from checkpoints import CheckpointError, account, resolve
+from checkpoints.files import TensorFiles
+from checkpoints.inventory import Row
+from checkpoints.load import quantization
+from checkpoints.locate import MANIFEST
+from checkpoints.plan import Plan, make_plan
+from jaxinfer.commands.sizes import in_bytes, in_numbers
+from jaxinfer.qwen.config import Config
+
+WIDE = 100
+"""Columns that the table has at least: piped, a terminal's width is unknown and 80 too few."""
+
+
+def run(model: str) -> None:
+    """Print what the headers say."""
+    directory = resolve(model)
+    plan = read_plan(directory)
+    rows = account(plan.config, plan.arrays)
+    console = Console(highlight=False)
+    console.width = max(console.width, WIDE)
+    console.print(f"[bold]{model}[/bold]: {describe(plan.config)}")
+    console.print(table(rows))
+    for warning in plan.warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+
+
+def read_plan(directory: Path) -> Plan:
+    """How a checkpoint would be loaded, from its headers. Raises CheckpointError."""
+    if (directory / MANIFEST).is_file():
+        raise CheckpointError(
+            f"{directory} is in the engine's own format; inspect the checkpoint it was made from"
+        )
+    files = TensorFiles(directory)
+    return make_plan(Config.read(directory), files.entries, quantization(directory))
+
+
+def describe(cfg: Config) -> str:
+    """The architecture in a line."""
+    full = sum(kind == "full_attention" for kind in cfg.layer_types)
+    parts = [
+        f"{cfg.num_layers} layers ({cfg.num_layers - full} Gated DeltaNet, {full} attention)",
+        f"width {cfg.hidden_size}",
+        f"{cfg.num_experts_per_tok} of {cfg.num_experts} experts a token",
+        f"vocabulary {cfg.vocab_size:,}",
+        f"context {cfg.max_position_embeddings:,}",
+    ]
+    parts += ["MTP head"] if cfg.mtp_layers else []
+    parts += ["vision tower"] if cfg.vision else []
+    return ", ".join(parts)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """A line a module, with sums."""
+    shown = Table(show_footer=True, header_style="bold", footer_style="bold")
+    shown.add_column("module", "all")
+    shown.add_column("format")
+    numbers = {
+        "parameters": in_numbers(sum(row.parameters for row in rows)),
+        "size": in_bytes(sum(row.nbytes for row in rows)),
+        "read a token": in_bytes(sum(row.per_token for row in rows)),
+    }
+    for name, total in numbers.items():
+        shown.add_column(name, total, justify="right", no_wrap=True)
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        shown.add_row(
+            row.module,
+            row.format,
+            in_numbers(row.parameters),
+            in_bytes(row.nbytes),
+            in_bytes(row.per_token) if row.per_token else "-",
+            end_section=following is not None and _part(following) != _part(row),
+        )
+    return shown
+
+
+def _part(row: Row) -> str:
+    return row.module.split(".")[0]

@@ -1,0 +1,104 @@
+"""What the commands share: loading with a spinner, showing a stream, the line of figures."""
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from jaxinfer.engine import LLM, Chunk, SamplingParams, Usage, device_kind
+from jaxinfer.qwen.messages import CallArguments, CallStart, Delta, Message, MessageParser, join
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+THOUGHT, CALL, FIGURES = "dim italic", "cyan", "dim green"
+
+
+def open_llm(
+    model: str, *, context: int | None = None, speculation: str = "auto", max_batch: int = 1
+) -> LLM:
+    """Load a model and compile its steps, with a spinner on standard error meanwhile."""
+    _keep_compiled_steps()
+    with err.status(f"loading {model}") as status:
+        llm = LLM(
+            model,
+            max_batch=max_batch,
+            context=context,
+            speculation=None if speculation == "none" else speculation,
+        )
+        status.update(
+            f"compiling for {device_kind()}: this takes a while the first time, later starts are "
+            "faster"
+        )
+        # One token comes from the prefill, the others from decoding: both are compiled now.
+        llm.generate([[0]], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
+    return llm
+
+
+def _keep_compiled_steps() -> None:
+    """Have XLA store what it compiles in the user's cache directory, unless told otherwise."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(cache / "jaxinfer" / "xla"))
+
+
+@dataclass
+class Clock:
+    """Takes the time of a stream that passes through it.
+
+    Attributes:
+        usage: of the stream so far.
+        seconds: from the first step of the prefill to the last chunk so far.
+    """
+
+    usage: Usage = field(default_factory=Usage)
+    seconds: float = 0.0
+
+    def watch(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        """The same chunks."""
+        start = time.perf_counter()
+        for chunk in chunks:
+            self.usage, self.seconds = chunk.usage, time.perf_counter() - start
+            yield chunk
+
+    def figures(self) -> str:
+        """A line for people."""
+        usage = self.usage
+        rate = usage.completion_tokens / self.seconds if self.seconds else 0.0
+        line = f"{usage.completion_tokens} tokens, {rate:.0f} tokens/s"
+        if usage.drafted:
+            line += f", drafts accepted {usage.accepted} of {usage.drafted}"
+            line += f" ({usage.acceptance:.0%})".replace("%", " %")
+        return line
+
+
+def show_reply(chunks: Iterable[Chunk], parser: MessageParser) -> Message:
+    """Print a reply as it comes: thoughts dim, calls coloured; returns what was said."""
+    deltas: list[Delta] = []
+    kind = ""
+    for delta in _deltas(chunks, parser):
+        deltas.append(delta)
+        match delta:
+            case CallStart(_, name):
+                out.print(f"{'\n' if kind else ''}{name} ", style=CALL, markup=False, end="")
+                kind = "call"
+            case CallArguments(_, fragment):
+                out.print(fragment, style=CALL, markup=False, end="", soft_wrap=True)
+            case _:
+                if kind and kind != delta.kind:
+                    out.print()
+                kind = delta.kind
+                style = THOUGHT if kind == "reasoning" else None
+                out.print(delta.text, style=style, markup=False, end="", soft_wrap=True)
+    out.print()
+    return join(deltas)
+
+
+def _deltas(chunks: Iterable[Chunk], parser: MessageParser) -> Iterator[Delta]:
+    for chunk in chunks:
+        yield from parser.feed(chunk.text)
+    yield from parser.finish()

@@ -1,0 +1,198 @@
+"""From a chat request to what the engine takes: prompt tokens and sampling parameters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxinfer.engine import LLM, RequestError, SamplingParams
+from jaxinfer.qwen.chat import ChatTemplateError
+from jaxinfer.qwen.messages import MessageParser
+from server.errors import ApiError
+from server.schemas import ChatMessage, ChatRequest, Tool
+
+TEMPLATE_OPTIONS = ("enable_thinking", "preserve_thinking", "add_vision_id")
+_END_OF_CALL = "</tool_call>"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A chat request, ready for the engine.
+
+    Attributes:
+        token_ids: the prompt.
+        params: how to sample.
+        thinking: whether the prompt ends within the model's reasoning.
+        tools: what the model was offered, as it saw it.
+    """
+
+    token_ids: list[int]
+    params: SamplingParams
+    thinking: bool
+    tools: list[dict[str, Any]]
+
+    def parser(self) -> MessageParser:
+        """A fresh parser for the reply."""
+        return MessageParser(thinking=self.thinking, tools=self.tools, calls=bool(self.tools))
+
+
+def prepare(request: ChatRequest, llm: LLM) -> Job:
+    """Render and tokenise. Raises ApiError (400) that names the field at fault."""
+    options = _template_options(request)
+    tools = _tools(request)
+    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
+    try:
+        token_ids = llm.render(messages, tools or None, **options)
+    except (ChatTemplateError, RequestError) as error:
+        raise ApiError(str(error), param="messages") from error
+    if len(token_ids) >= llm.context:
+        raise ApiError(
+            f"the prompt has {len(token_ids)} tokens and the context holds {llm.context}, one of "
+            "them for the answer: shorten the messages",
+            param="messages",
+            code="context_length_exceeded",
+        )
+    params = _params(request, llm.defaults, bool(tools))
+    return Job(token_ids, params, options.get("enable_thinking", True), tools)
+
+
+def _params(request: ChatRequest, defaults: SamplingParams, tools: bool) -> SamplingParams:
+    """The checkpoint's own parameters with those of the request in their place."""
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop
+    if tools and not request.parallel_tool_calls:
+        # Nothing after the first call is wanted, and the parser closes what is open.
+        stop = [*stop, _END_OF_CALL]
+    given = {
+        "max_tokens": _max_tokens(request),
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
+        # OpenAI's seeds are of any sign and size.
+        "seed": None if request.seed is None else request.seed % 2**32,
+        "stop": tuple(stop),
+        "stop_token_ids": tuple(request.stop_token_ids),
+        "ignore_eos": request.ignore_eos,
+        "logprobs": request.logprobs,
+    }
+    try:
+        return replace(defaults, **{k: v for k, v in given.items() if v is not None})
+    except ValueError as error:
+        raise ApiError(str(error), param=str(error).split(" ", 1)[0]) from error
+
+
+def _max_tokens(request: ChatRequest) -> int | None:
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise ApiError(
+            f"max_tokens is {old} and max_completion_tokens {new}; give one of them",
+            param="max_tokens",
+        )
+    return old if new is None else new
+
+
+def _template_options(request: ChatRequest) -> dict[str, bool]:
+    options = dict(request.chat_template_kwargs)
+    for name, value in options.items():
+        param = f"chat_template_kwargs.{name}"
+        if name not in TEMPLATE_OPTIONS:
+            known = ", ".join(TEMPLATE_OPTIONS)
+            raise ApiError(f"{param} is not one of {known}", param=param, code="unknown_parameter")
+        if not isinstance(value, bool):
+            raise ApiError(f"{param} must be true or false", param=param, code="invalid_value")
+    effort = request.reasoning_effort
+    if effort == "none":
+        options.setdefault("enable_thinking", False)
+    elif effort is not None:
+        raise ApiError(
+            f"reasoning_effort {effort!r} is not supported: the model thinks, or with 'none' it "
+            "does not; leave it out",
+            param="reasoning_effort",
+            code="unsupported_value",
+        )
+    if request.stream_options is not None and not request.stream:
+        raise ApiError("stream_options needs stream to be true", param="stream_options")
+    return options
+
+
+def _tools(request: ChatRequest) -> list[dict[str, Any]]:
+    """The tools as the template shows them; none if the model must not call any."""
+    choice = request.tool_choice
+    if choice not in (None, "auto", "none"):
+        raise ApiError(
+            "tool_choice can be 'auto' or 'none'; a call cannot be forced",
+            param="tool_choice",
+            code="unsupported_value",
+        )
+    if choice == "auto" and not request.tools:
+        raise ApiError("tool_choice needs tools", param="tool_choice")
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
+    return [] if choice == "none" else tools
+
+
+def _tool(tool: Tool, where: str) -> dict[str, Any]:
+    function = tool.function
+    if function.strict:
+        raise ApiError(
+            "strict tools are not supported: arguments are not checked against the schema; leave "
+            "strict out",
+            param=f"{where}.function.strict",
+            code="unsupported_value",
+        )
+    shown: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        shown["description"] = function.description
+    if function.parameters is not None:
+        shown["parameters"] = function.parameters
+    return {"type": "function", "function": shown}
+
+
+def _message(message: ChatMessage, where: str) -> dict[str, Any]:
+    """A message as the template takes it."""
+    if message.function_call is not None:
+        raise ApiError(
+            "function_call is not supported; use tool_calls",
+            param=f"{where}.function_call",
+            code="unsupported_parameter",
+        )
+    if message.audio is not None:
+        raise ApiError(
+            "audio is not supported", param=f"{where}.audio", code="unsupported_parameter"
+        )
+    content = _content(message, where)
+    if content is None and message.role != "assistant":
+        raise ApiError(f"{where}.content is missing", param=f"{where}.content")
+    # The template knows no developer, whom OpenAI put in the system's place.
+    role = "system" if message.role == "developer" else message.role
+    shown: dict[str, Any] = {"role": role, "content": content or ""}
+    if message.reasoning_content is not None:
+        shown["reasoning_content"] = message.reasoning_content
+    if message.tool_calls:
+        if role != "assistant":
+            raise ApiError(f"{where}.tool_calls: only the assistant calls tools", param=where)
+        shown["tool_calls"] = [_call(call.function) for call in message.tool_calls]
+    return shown
+
+
+def _call(function: Any) -> Mapping[str, Any]:
+    return {
+        "type": "function",
+        "function": {"name": function.name, "arguments": function.arguments},
+    }
+
+
+def _content(message: ChatMessage, where: str) -> str | None:
+    if not isinstance(message.content, list):
+        return message.content
+    texts = []
+    for i, part in enumerate(message.content):
+        param = f"{where}.content[{i}]"
+        if part.type != "text":
+            raise ApiError(
+                f"{param}: parts of type {part.type!r} are not served yet, only 'text'",
+                param=f"{param}.type",
+                code="unsupported_value",
+            )
+        if part.text is None:
+            raise ApiError(f"{param}.text is missing", param=f"{param}.text")
+        texts.append(part.text)
+    return "".join(texts)

@@ -1,0 +1,35 @@
+"""What all rooms share: where JAX runs, a compilation cache, and one loaded model."""
+
+import os
+from pathlib import Path
+
+# Before JAX is imported, which reads its environment once.
+os.environ["JAX_PLATFORMS"] = os.environ.get("JAXINFER_TEST_PLATFORM", "cpu")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / ".jax_cache")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+import pytest
+from hypothesis import settings
+
+from jaxinfer import LLM
+
+# Compiling makes single examples slow; a run that fails must fail again.
+settings.register_profile("jaxinfer", deadline=None, derandomize=True)
+settings.load_profile("jaxinfer")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests that need a GPU out, unless the mark expression speaks of them."""
+    if "gpu" in config.option.markexpr:
+        return
+    left_out = [item for item in items if item.get_closest_marker("gpu")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session")
+def tiny_llm() -> LLM:
+    """The little checkpoint; leave its engine idle."""
+    return LLM("tiny_qwen", max_batch=4)

@@ -5,7 +5,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
@@ -17,7 +16,7 @@ from typer.core import TyperGroup
 class _Commands(TyperGroup):
     """Tells the user of an error in one line, since its message names the remedy."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -33,7 +32,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -47,7 +46,7 @@ def main(
 ) -> None:
     """Run Qwen3.6-35B-A3B, compiled for one GPU; or its little sibling, on any computer.
 
-    Start with [bold]jaxinfer demo[/bold]: it needs no GPU and no download.
+    Start with `jaxinfer demo`: it needs no GPU and no download.
     """
 
 
@@ -74,15 +73,17 @@ Model = Annotated[
 ]
 Context = Annotated[
     int | None,
-    typer.Option(min=2, help="Tokens that prompt and answer may have together.  [default: 8192, or what the model was made for]"),
+    typer.Option(
+        min=2,
+        help="Tokens that prompt and answer may have together.  "
+        "[default: 8192, or what the model was made for]",
+    ),
 ]
 Drafts = Annotated[
     Speculation,
     typer.Option(help="How tokens are drafted. It changes the speed, never the text."),
 ]
-MaxTokens = Annotated[
-    int | None, typer.Option(min=1, help="The most tokens to generate.  [default: all that fit]")
-]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="The most tokens to generate.")]
 _OWN = "  [default: the checkpoint's own]"
 Temperature = Annotated[
     float | None, typer.Option(min=0, help=f"0 always takes the likeliest token.{_OWN}")
@@ -95,7 +96,10 @@ TopP = Annotated[
     typer.Option(min=0, max=1, help=f"Choose among tokens that have this much together.{_OWN}"),
 ]
 Seed = Annotated[
-    int | None, typer.Option(min=0, help="Makes the same text again.  [default: another each time]")
+    int | None,
+    typer.Option(
+        min=0, max=2**32 - 1, help="Makes the same text again.  [default: another each time]"
+    ),
 ]
 
 
@@ -111,7 +115,7 @@ def demo() -> None:
     A very small model with Qwen3.6's architecture, which ships with the package, continues some
     Python, thinks about a question and calls a tool. It knows an invented town, not the world.
 
-    Example: [bold]jaxinfer demo[/bold]
+    Example: `jaxinfer demo`
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from jaxinfer.commands import demo
@@ -139,10 +143,10 @@ def generate(
 ) -> None:
     """Continue a text and stream the result to standard output.
 
-    The text goes to the model as it is; for conversations see [bold]jaxinfer chat[/bold]. Figures
+    The text goes to the model as it is; for conversations see `jaxinfer chat`. Figures
     go to standard error.
 
-    Example: [bold]jaxinfer generate "def read_lines(path):" --temperature 0 --max-tokens 60[/bold]
+    Example: `jaxinfer generate "def read_lines(path):" --temperature 0 --max-tokens 60`
     """
     from jaxinfer.commands import generate
 
@@ -162,7 +166,7 @@ def chat(
     model: Model = "tiny_qwen",
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     no_think: Annotated[bool, typer.Option("--no-think", help="Answer without thinking.")] = False,
-    max_tokens: MaxTokens = None,
+    max_tokens: MaxTokens = 1024,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -172,10 +176,10 @@ def chat(
 ) -> None:
     """Talk with a model in the terminal.
 
-    Thoughts are dim. [bold]/reset[/bold] forgets the conversation, [bold]/exit[/bold] or Ctrl-D
+    Thoughts are dim. `/reset` forgets the conversation, `/exit` or Ctrl-D
     ends it, Ctrl-C cuts an answer short.
 
-    Example: [bold]jaxinfer chat --system "Answer briefly." --temperature 0[/bold]
+    Example: `jaxinfer chat --system "Answer briefly." --temperature 0`
     """
     from jaxinfer.commands import chat
 
@@ -189,7 +193,8 @@ def chat(
 def serve(
     model: Model = "tiny_qwen",
     name: Annotated[
-        str | None, typer.Option(help="What clients call the model.  [default: as given to --model]")
+        str | None,
+        typer.Option(help="What clients call the model.  [default: as given to --model]"),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
@@ -203,7 +208,7 @@ def serve(
 
     There is no authentication: keep it on this machine, or behind a proxy that has some.
 
-    Example: [bold]jaxinfer serve --model /models/Qwen3.6-35B-A3B-NVFP4 --name qwen[/bold]
+    Example: `jaxinfer serve --model /models/Qwen3.6-35B-A3B-NVFP4 --name qwen`
     """
     from jaxinfer.commands import serve
 
@@ -221,7 +226,7 @@ def inspect(
     The last column is what decoding one token alone reads of each module: memory bandwidth divided
     by its sum bounds the tokens a second.
 
-    Example: [bold]jaxinfer inspect tiny_qwen[/bold]
+    Example: `jaxinfer inspect tiny_qwen`
     """
     from jaxinfer.commands import inspect
 
@@ -242,7 +247,7 @@ def quantize(
 ) -> None:
     """Write a quantised copy of a checkpoint, in the layout of NVIDIA's ModelOpt.
 
-    Example: [bold]jaxinfer quantize /models/Qwen3.6-35B-A3B /models/qwen-nvfp4[/bold]
+    Example: `jaxinfer quantize /models/Qwen3.6-35B-A3B /models/qwen-nvfp4`
     """
     from jaxinfer.commands import quantize
 
@@ -258,7 +263,7 @@ def convert(
 
     Works for every format that can be loaded. The result is for this version of the engine.
 
-    Example: [bold]jaxinfer convert /models/qwen-nvfp4 /models/qwen-fast[/bold]
+    Example: `jaxinfer convert /models/qwen-nvfp4 /models/qwen-fast`
     """
     from jaxinfer.commands import convert
 

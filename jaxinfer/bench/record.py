@@ -14,7 +14,7 @@ def environment() -> dict[str, Any]:
     """Command, date, device and versions."""
     device = jax.devices()[0]
     return {
-        "command": " ".join(["python -m", _module(), *sys.argv[1:]]),
+        "command": " ".join(["python -m", _module(), *_arguments()]),
         "date": datetime.date.today().isoformat(),
         "device": device.device_kind,
         "platform": device.platform,
@@ -31,6 +31,18 @@ def append(path: Path | None, **measurement: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             file.write(line + "\n")
+
+
+def _arguments() -> list[str]:
+    """The command's arguments without where its results go."""
+    given = iter(sys.argv[1:])
+    kept = []
+    for argument in given:
+        if argument == "--out":
+            next(given, None)
+        else:
+            kept.append(argument)
+    return kept
 
 
 def _module() -> str:

@@ -20,6 +20,8 @@ def run(
     thinking: bool,
 ) -> None:
     """Read lines and answer them until the user has enough."""
+    # A wrong value is told of before the model is loaded.
+    SamplingParams(**sampling)
     llm = open_llm(model, context=context, speculation=speculation)
     params = replace(llm.defaults, **sampling)
     beginning = [{"role": "system", "content": system}] if system else []

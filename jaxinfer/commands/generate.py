@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.commands.terminal import FIGURES, Clock, err, open_llm
+from jaxinfer.engine import SamplingParams
 
 
 def run(
@@ -17,6 +18,8 @@ def run(
 ) -> None:
     """Continue a prompt on standard output."""
     text = read_prompt(prompt)
+    # A wrong value is told of before the model is loaded.
+    SamplingParams(**sampling)
     llm = open_llm(model, context=context, speculation=speculation)
     params = replace(llm.defaults, **sampling)
     clock = Clock()

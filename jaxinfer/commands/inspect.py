@@ -26,7 +26,7 @@ def run(model: str) -> None:
     rows = account(plan.config, plan.arrays)
     console = Console(highlight=False)
     console.width = max(console.width, WIDE)
-    console.print(f"[bold]{model}[/bold]: {describe(plan.config)}")
+    console.print(f"{model}: {describe(plan.config)}", markup=False, soft_wrap=True)
     console.print(table(rows))
     for warning in plan.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)

@@ -1,6 +1,7 @@
 """`jaxinfer serve`."""
 
 import socket
+from contextlib import suppress
 
 import uvicorn
 
@@ -34,7 +35,8 @@ def run(
         soft_wrap=True,
     )
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS)
-    uvicorn.Server(config).run(sockets=[listening])
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -14,7 +14,7 @@ def in_bytes(count: float) -> str:
     return f"{count:.4g} GB"
 
 
-def in_numbers(count: int) -> str:
+def in_numbers(count: float) -> str:
     """`34.7 B`, `1.2 M`: numbers of parameters."""
     for unit in ("", " K", " M"):
         if count < 999.5:

@@ -12,8 +12,8 @@ from rich.console import Console
 from jaxinfer.engine import LLM, Chunk, SamplingParams, Usage, device_kind
 from jaxinfer.qwen.messages import CallArguments, CallStart, Delta, Message, MessageParser, join
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = Console(highlight=False, emoji=False)
+err = Console(stderr=True, highlight=False, emoji=False)
 
 THOUGHT, CALL, FIGURES = "dim italic", "cyan", "dim green"
 
@@ -52,28 +52,36 @@ class Clock:
 
     Attributes:
         usage: of the stream so far.
-        seconds: from the first step of the prefill to the last chunk so far.
+        first: seconds to the first chunk, which the prompt's prefill gives.
+        rest: seconds from then to the last chunk so far.
     """
 
     usage: Usage = field(default_factory=Usage)
-    seconds: float = 0.0
+    first: float = 0.0
+    rest: float = 0.0
+    _at_first: int = 0
 
     def watch(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """The same chunks."""
         start = time.perf_counter()
         for chunk in chunks:
-            self.usage, self.seconds = chunk.usage, time.perf_counter() - start
+            passed = time.perf_counter() - start
+            if not self.usage.completion_tokens:
+                self.first, self._at_first = passed, chunk.usage.completion_tokens
+            self.usage, self.rest = chunk.usage, passed - self.first
             yield chunk
 
     def figures(self) -> str:
-        """A line for people."""
+        """A line for people; the rate is that of decoding alone."""
         usage = self.usage
-        rate = usage.completion_tokens / self.seconds if self.seconds else 0.0
-        line = f"{usage.completion_tokens} tokens, {rate:.0f} tokens/s"
+        line = f"{usage.completion_tokens} tokens"
+        if self.rest:
+            rate = (usage.completion_tokens - self._at_first) / self.rest
+            line += f", {rate:.0f} tokens/s"
         if usage.drafted:
-            line += f", drafts accepted {usage.accepted} of {usage.drafted}"
-            line += f" ({usage.acceptance:.0%})".replace("%", " %")
-        return line
+            share = f"{100 * usage.acceptance:.0f} %"
+            line += f", drafts accepted {usage.accepted} of {usage.drafted} ({share})"
+        return f"{line}, {self.first:.2f} s to the first"
 
 
 def show_reply(chunks: Iterable[Chunk], parser: MessageParser) -> Message:

@@ -1,5 +1,6 @@
 """Files on disk <-> parameter trees: readers, the quantiser, the engine's own format."""
 
+from checkpoints.calibrate import input_scales
 from checkpoints.files import CheckpointError
 from checkpoints.inventory import account, inventory, step_bytes
 from checkpoints.load import LoadReport, load
@@ -15,6 +16,7 @@ __all__ = [
     "OnProgress",
     "account",
     "find",
+    "input_scales",
     "inventory",
     "load",
     "progress_bar",

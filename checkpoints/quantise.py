@@ -1,8 +1,9 @@
 """Quantising a dense checkpoint to NVFP4 and FP8, in the layout that ModelOpt writes.
 
 Max calibration needs nothing but the weights. Static FP8 activations (W8A8) need the inputs' range
-as well: the caller may give it, measured on some text. Without it the FP8 modules are written
-without `input_scale`, and such modules are read as FP8 weights with unquantised inputs (W8A16).
+as well: the caller may give it, measured on some text (`calibrate`). Without it the FP8 modules are
+written without `input_scale`, and such modules are read as FP8 weights with unquantised inputs
+(W8A16).
 """
 
 import json

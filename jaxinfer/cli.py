@@ -83,7 +83,6 @@ Drafts = Annotated[
     Speculation,
     typer.Option(help="How tokens are drafted. It changes the speed, never the text."),
 ]
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="The most tokens to generate.")]
 _OWN = "  [default: the checkpoint's own]"
 Temperature = Annotated[
     float | None, typer.Option(min=0, help=f"0 always takes the likeliest token.{_OWN}")
@@ -94,6 +93,12 @@ TopK = Annotated[
 TopP = Annotated[
     float | None,
     typer.Option(min=0, max=1, help=f"Choose among tokens that have this much together.{_OWN}"),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=1, help=f"Drop what is less likely than this part of the likeliest.{_OWN}"
+    ),
 ]
 Seed = Annotated[
     int | None,
@@ -130,10 +135,11 @@ def generate(
         typer.Argument(help="The text to continue; @FILE reads a file; none reads standard input."),
     ] = None,
     model: Model = "tiny_qwen",
-    max_tokens: MaxTokens = 256,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to generate.")] = 256,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
     seed: Seed = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")
@@ -155,6 +161,7 @@ def generate(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
         seed=seed,
         stop=tuple(stop) if stop else None,
     )
@@ -166,10 +173,14 @@ def chat(
     model: Model = "tiny_qwen",
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     no_think: Annotated[bool, typer.Option("--no-think", help="Answer without thinking.")] = False,
-    max_tokens: MaxTokens = 1024,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="The most tokens of an answer.  [default: all that fit]"),
+    ] = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
     seed: Seed = None,
     context: Context = None,
     speculation: Drafts = Speculation.AUTO,
@@ -184,7 +195,12 @@ def chat(
     from jaxinfer.commands import chat
 
     sampling = _given(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
     )
     chat.run(model, context, speculation, sampling, system=system, thinking=not no_think)
 

@@ -9,6 +9,7 @@ Formats that need a global scale keep one a *part*: a matrix fused from `S` equa
 multiplies; files that divide are turned round where they are read.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -85,7 +86,21 @@ class PerLayer:
     where: tuple[tuple[int, int], ...]
 
 
-Weight = Dense | Fp8 | Nvfp4 | PerLayer
+@partial(jax.tree_util.register_dataclass, data_fields=("inner",), meta_fields=("report",))
+@dataclass(frozen=True)
+class Observed:
+    """A matrix that tells how large its inputs get: static FP8 scales are made from that.
+
+    Attributes:
+        inner: the matrix.
+        report: called on the host with the place in the stack and the largest magnitude.
+    """
+
+    inner: Dense
+    report: Callable[[Any, jax.Array], None]
+
+
+Weight = Dense | Fp8 | Nvfp4 | PerLayer | Observed
 
 
 def take(w: Any, layer: Layer) -> Any:
@@ -108,6 +123,9 @@ def linear(
     Returns `[..., N]` in `dtype`, by default that of `x`. This is the reference path: it
     dequantises and multiplies.
     """
+    if isinstance(w, Observed):
+        jax.debug.callback(partial(w.report, layer), jnp.max(jnp.abs(x)))
+        w = w.inner
     w = take(w, layer)
     match w:
         case Dense():

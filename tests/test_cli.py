@@ -95,7 +95,7 @@ def test_generate_passes_its_options_on(opened: Any, tiny_llm: LLM) -> None:
     word = text.split()[1]
     result = run(
         "generate", CODE, "--temperature", "0", "--stop", word, "-m", "some", "--context", "99",
-        "--speculation", "none", "--top-k", "3", "--top-p", "0.5", "--seed", "1",
+        "--speculation", "none", "--top-k", "3", "--top-p", "0.5", "--min-p", "0.1", "--seed", "1",
     )  # fmt: skip
     assert result.stdout == text[: text.index(word)] + "\n"
     assert opened[-1] == {"model": "some", "max_batch": 1, "context": 99, "speculation": None}

@@ -13,6 +13,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ KEPT_CHATS = 150
 KINDS = ("code", "chat")
 KEPT_CODE_CHARS = 62_000
 KEPT_FILE_CHARS = 20_000
+CALIBRATION_CHATS, CALIBRATION_FILES = 100, 10
 
 
 def build(
@@ -83,6 +85,18 @@ def write_heldout(out_dir: Path) -> None:
         for seed in HELDOUT_SEEDS[:KEPT_CHATS]
     )
     (out_dir / "chat.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_calibration(path: Path) -> None:
+    """Write training text, code and conversations, to measure the range of activations on."""
+    template = ChatTemplate.from_dir(CHECKPOINT)
+    seeds = range(FIRST_TRAINING_SEED, FIRST_TRAINING_SEED + CALIBRATION_CHATS)
+    texts = [conversation(seed).render(template) for seed in seeds]
+    taught = (
+        document.text for document in corpus.documents() if not corpus.is_heldout(document.path)
+    )
+    texts += [text[:KEPT_FILE_CHARS] for text in islice(taught, CALIBRATION_FILES)]
+    path.write_text(END_OF_TEXT.join(texts), encoding="utf-8")
 
 
 def _kept_code() -> Iterator[str]:
@@ -135,6 +149,7 @@ def main() -> None:
     """Build the training arrays, or with --heldout the texts that the repository keeps."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--heldout", action="store_true", help="write the kept texts instead")
+    parser.add_argument("--calibration", type=Path, help="write text to calibrate on instead")
     parser.add_argument("--out", type=Path, default=Path(".work/tiny_qwen"))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--seed", type=int, default=0)
@@ -143,6 +158,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.heldout:
         write_heldout(CHECKPOINT / "heldout")
+    elif options.calibration:
+        write_calibration(options.calibration)
     else:
         build(options.out, options.kinds, options.seed, options.chat_tokens, options.workers)
 

@@ -19,16 +19,20 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from checkpoints import load, resolve
+from checkpoints.tiny_qwen_training.dataset import KINDS
 from checkpoints.tiny_qwen_training.tokenizer import CHECKPOINT, END_OF_TEXT
 from jaxinfer.engine.engine import Engine, Request
 from jaxinfer.engine.request import SamplingParams
@@ -42,11 +46,13 @@ from jaxinfer.qwen.state import State, init_state
 
 OUT = Path("docs/measurements/tiny_qwen")
 CHECKPOINTS = {"bf16": "tiny_qwen", "nvfp4": "tiny_qwen-nvfp4"}
-WINDOW, ROWS = 2048, 8
+WINDOW, ROWS = 2048, 4
 """Tokens that the model sees at once, as in training; windows computed together."""
 
 LENGTHS = (1, 2, 3, 4)
+COLOURS = ("#4c72b0", "#dd8452", "#55a868")
 PROMPTS, CODE_PROMPT, NEW_TOKENS = 24, 64, 96
+SLOTS = 8
 SAMPLING = {
     "greedy": SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0),
     "sampled": SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0, top_k=20, top_p=0.95),
@@ -125,8 +131,8 @@ def _forward(
     x, following = (model.embed(params, cfg, t) for t in (tokens[:, :-1], tokens[:, 1:]))
     hidden, state = model.prefill(params, cfg, x, state, valid, positions)
     ahead, state = model.draft(params, cfg, following, hidden, state, start, positions, PREFILL)
-    scores = (jax.nn.log_softmax(model.logits(params, h, PREFILL)) for h in (hidden, ahead))
-    return state, *scores
+    next_, later = (jax.nn.log_softmax(model.logits(params, h, PREFILL)) for h in (hidden, ahead))
+    return state, next_, later
 
 
 @jax.jit
@@ -229,7 +235,7 @@ def measure_acceptance() -> Iterator[Record]:
     plans += [Plan(cfg, kind, length) for kind in SPECULATIONS for length in LENGTHS]
     plain: dict[tuple[str, str], list[list[int]]] = {}
     for plan in tqdm(plans, desc="kinds and lengths of draft"):
-        engine = Engine(params, plan, tokenizer, generation["eos_token_id"], ROWS, WINDOW)
+        engine = Engine(params, plan, tokenizer, generation["eos_token_id"], SLOTS, WINDOW)
         for kind, text in heldout.items():
             for mode, sampling in SAMPLING.items():
                 outputs, steps = _generate(engine, text.prompts, sampling)
@@ -303,6 +309,70 @@ def _device() -> str:
     return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}"
 
 
+def draw(out: Path) -> None:
+    """Draw every chart whose measurements are there."""
+    for name, chart in CHARTS.items():
+        file = out / f"{name}.jsonl"
+        if file.is_file():
+            figure = chart([json.loads(line) for line in file.read_text().splitlines()])
+            for axes in figure.axes:
+                axes.grid(axis="y", color="0.9")
+                axes.set_axisbelow(True)
+                axes.spines[["top", "right"]].set_visible(False)
+            figure.savefig(out / f"{name}.png", dpi=90)
+            plt.close(figure)
+
+
+def _curve_chart(curve: Sequence[Record]) -> Figure:
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    labels = {"train": "training batches, half of each", "code": "held-out code"}
+    for key, colour in zip(("train", "code", "chat"), COLOURS, strict=True):
+        points = [(line["tokens"] / 1e6, line[key]) for line in curve if key in line]
+        label = labels.get(key, "held-out chat")
+        axes.plot(*zip(*points, strict=True), color=colour, label=label)
+    axes.set(xlabel="tokens seen, millions", ylabel="loss, nats a token", yscale="log")
+    axes.set_yticks(ticks := (0.2, 0.5, 1, 2, 5), map(str, ticks))
+    axes.minorticks_off()
+    axes.legend(frameon=False)
+    return figure
+
+
+def _loss_chart(losses: Sequence[Record]) -> Figure:
+    found = {(line["checkpoint"], line["text"]): line for line in losses}
+    bars = [(kind, head) for kind in KINDS for head in ("", "mtp_")]
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for shift, name in enumerate(CHECKPOINTS):
+        heights = [found[name, kind][f"{head}nats_per_token"] for kind, head in bars]
+        places = np.arange(len(bars)) + 0.4 * (shift - 0.5)
+        drawn = axes.bar(places, heights, 0.38, color=COLOURS[shift + 1], label=name)
+        axes.bar_label(drawn, fmt="%.3f", padding=2)
+    heads = [f"{kind},\n{'MTP head' if head else 'next token'}" for kind, head in bars]
+    axes.set_xticks(range(len(bars)), heads)
+    axes.set(ylabel="held-out loss, nats a token")
+    axes.legend(frameon=False)
+    return figure
+
+
+def _acceptance_chart(lines: Sequence[Record]) -> Figure:
+    keys = ("text", "sampling", "speculation", "draft_length")
+    found = {tuple(line[key] for key in keys): line for line in lines}
+    names = {"acceptance": "share of drafts accepted", "tokens_per_step": "tokens a decode step"}
+    figure, grid = plt.subplots(
+        2, 2, figsize=(8, 6), layout="constrained", sharex=True, sharey="row"
+    )
+    for axes, (value, kind) in zip(grid.flat, product(names, KINDS), strict=True):
+        for (i, drafter), mode in product(enumerate(SPECULATIONS), SAMPLING):
+            heights = [found[kind, mode, drafter, length][value] for length in LENGTHS]
+            style = {"color": COLOURS[i], "linestyle": "-" if mode == "greedy" else ":"}
+            axes.plot(LENGTHS, heights, marker="o", label=f"{drafter}, {mode}", **style)
+        axes.set(title=kind, ylabel=names[value], xlabel="tokens drafted a step", xticks=LENGTHS)
+        axes.set_ylim(bottom=0)
+        axes.label_outer()
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+CHARTS = {"training_curve": _curve_chart, "losses": _loss_chart, "acceptance": _acceptance_chart}
 MEASUREMENTS = {"losses": measure_losses, "acceptance": measure_acceptance}
 
 
@@ -318,6 +388,7 @@ def main() -> None:
             with (options.out / f"{name}.jsonl").open("a") as lines:
                 for record in measure():
                     print(json.dumps(record | provenance()), file=lines, flush=True)
+    draw(options.out)
 
 
 if __name__ == "__main__":

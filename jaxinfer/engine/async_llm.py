@@ -4,6 +4,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 
 from jaxinfer.engine.engine import Request
 from jaxinfer.engine.llm import LLM
@@ -41,18 +42,26 @@ class AsyncLLM:
     async def stream(
         self, token_ids: Sequence[int], params: SamplingParams
     ) -> AsyncIterator[Chunk]:
-        """Complete one prompt. Closing the iterator cancels the request."""
+        """Complete one prompt. Closing the iterator cancels the request.
+
+        Raises RequestError if it can never be served, RuntimeError if the engine is not running
+        or fails.
+        """
+        if self._thread is None:
+            raise RuntimeError("the engine is not running: call start() first")
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
         taken: list[Request] = []
 
         def deliver(item: Chunk | BaseException) -> None:
-            loop.call_soon_threadsafe(inbox.put_nowait, item)
+            # A caller whose event loop has closed must not take the engine down.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(inbox.put_nowait, item)
 
         def submit() -> None:
             try:
                 request = self._llm.submit(token_ids, params)
-            except ValueError as error:
+            except Exception as error:
                 deliver(error)
                 return
             taken.append(request)

@@ -98,12 +98,30 @@ class Engine:
         return bool(self._waiting) or any(self._running)
 
     def step(self) -> list[tuple[Request, Chunk]]:
-        """Prefill one chunk if a prompt waits for it, else decode; returns what is new."""
-        self._admit()
-        for slot, request in enumerate(self._running):
-            if request and request.done < len(request.prompt):
-                return self._prefill(slot, request)
-        return self._decode() if any(self._running) else []
+        """Prefill one chunk if a prompt waits for it, else decode; returns what is new.
+
+        If that fails or is interrupted, all requests are lost and the engine is reset.
+        """
+        try:
+            self._admit()
+            for slot, request in enumerate(self._running):
+                if request and request.done < len(request.prompt):
+                    return self._prefill(slot, request)
+            return self._decode() if any(self._running) else []
+        except BaseException:
+            # The slots may have been donated to a step that never returned them.
+            self.reset()
+            raise
+
+    def reset(self) -> None:
+        """Forget all requests."""
+        for request in (*self._waiting, *self._running):
+            if request:
+                request.ended = True
+        self._waiting.clear()
+        self._running = [None] * len(self._running)
+        del self._slots  # before new ones take as much memory
+        self._slots = init_slots(self.plan, len(self._running), self.context)
 
     def _admit(self) -> None:
         for slot, request in enumerate(self._running):

@@ -1,7 +1,9 @@
 """The Python API: a checkpoint in, text out."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,7 @@ class LLM:
         self.engine = Engine(
             params, plan, self.tokenizer, _eos(generation), max_batch, self.context
         )
+        self._inboxes: dict[Request, deque[tuple[Request, Chunk]]] = {}
 
     def generate(
         self,
@@ -108,9 +111,12 @@ class LLM:
                 self.engine.cancel(request)
             raise RequestError(f"prompt {len(requests)}: {error}") from error
         chunks: dict[Request, list[Chunk]] = {request: [] for request in requests}
-        with Progress(disable=not self._progress, transient=True) as bar:
+        with (
+            Progress(disable=not self._progress, transient=True) as bar,
+            closing(self._run(requests)) as run,
+        ):
             task = bar.add_task("generating", total=len(requests))
-            for request, chunk in self._run(requests):
+            for request, chunk in run:
                 chunks[request].append(chunk)
                 if chunk.finish_reason:
                     bar.advance(task)
@@ -120,13 +126,9 @@ class LLM:
         self, prompt: str | Sequence[int], params: SamplingParams | None = None
     ) -> Iterator[Chunk]:
         """Complete one prompt piece by piece. Closing the iterator cancels the request."""
-        request = self.submit(prompt, params)
-        try:
-            for _, chunk in self._run([request]):
+        with closing(self._run([self.submit(prompt, params)])) as run:
+            for _, chunk in run:
                 yield chunk
-        finally:
-            if not request.ended:
-                self.engine.cancel(request)
 
     def chat(
         self,
@@ -173,13 +175,26 @@ class LLM:
             prompt = self.tokenizer.encode(prompt, add_special_tokens=False).ids
         return self.engine.submit(prompt, params or self.defaults)
 
-    def _run(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Chunk]]:
-        """Step the engine until all of these have ended."""
-        wanted = set(requests)
-        while any(not request.ended for request in wanted):
-            for request, chunk in self.engine.step():
-                if request in wanted:
-                    yield request, chunk
+    def _run(self, requests: Sequence[Request]) -> Generator[tuple[Request, Chunk]]:
+        """Step the engine until all of these have ended; cancels what has not when it is closed.
+
+        What a step brings to other runs that are under way waits for them.
+        """
+        inbox: deque[tuple[Request, Chunk]] = deque()
+        self._inboxes |= dict.fromkeys(requests, inbox)
+        try:
+            while inbox or any(not request.ended for request in requests):
+                if inbox:
+                    yield inbox.popleft()
+                    continue
+                for request, chunk in self.engine.step():
+                    if request in self._inboxes:
+                        self._inboxes[request].append((request, chunk))
+        finally:
+            for request in requests:
+                del self._inboxes[request]
+                if not request.ended:
+                    self.engine.cancel(request)
 
 
 def _require(directory: Path, name: str) -> Path:

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -10,18 +11,21 @@ from jaxinfer.engine.steps import Plan
 from tests.engine.helpers import EOS, HELDOUT
 
 Build = Callable[..., Engine]
+Job = tuple[list[int], SamplingParams]
 
 
 @pytest.fixture(scope="session")
 def build(tiny_llm: LLM) -> Build:
-    """Makes engines: `build(model, speculation, draft_length, batch)`; each is made once."""
+    """Makes engines: `build(model, speculation, drafts, batch, context)`; each is made once."""
     parameters = cache(lambda model: load(resolve(model), vision=False))
 
     @cache
-    def make(model: str, speculation: str | None, drafts: int, batch: int) -> Engine:
+    def make(
+        model: str, speculation: str | None, drafts: int, batch: int, context: int = 2048
+    ) -> Engine:
         config, params = parameters(model)
         plan = Plan(config, speculation, drafts)
-        return Engine(params, plan, tiny_llm.tokenizer, EOS, batch, tiny_llm.context)
+        return Engine(params, plan, tiny_llm.tokenizer, EOS, batch, context)
 
     return make
 
@@ -51,11 +55,16 @@ def question(tiny_llm: LLM) -> list[int]:
 
 
 @pytest.fixture(scope="session")
-def jobs(code: list[int], question: list[int]) -> list[tuple[list[int], SamplingParams]]:
-    """Prompts around the borders of a prefill chunk, each greedy and seeded."""
-    prompts = [*(code[:size] for size in (1, 63, 64, 65, 128)), question]
+def jobs(code: list[int], question: list[int]) -> list[Job]:
+    """Prompts around the borders of a prefill chunk, and one whose answer accepts many drafts."""
+    greedy = SamplingParams(temperature=0, max_tokens=20, logprobs=True, ignore_eos=True)
+    sampled = replace(greedy, temperature=1, top_k=20, top_p=0.95)
     return [
-        (prompt, SamplingParams(max_tokens=24, logprobs=True, ignore_eos=True, **how))
-        for seed, prompt in enumerate(prompts)
-        for how in ({"temperature": 0.0}, {"seed": seed, "top_k": 20, "top_p": 0.95})
+        (code[:1], replace(sampled, seed=1)),
+        (code[:63], greedy),
+        (code[:64], replace(sampled, seed=2)),
+        (code[:65], greedy),
+        (code[:128], replace(sampled, seed=3, min_p=0.05)),
+        (question, greedy),
+        (question, replace(sampled, seed=4, temperature=0.6)),
     ]

@@ -38,7 +38,7 @@ async def complete(stream: AsyncIterator[Chunk]) -> Completion:
 
 
 def test_concurrent_streams_give_what_each_gives_alone(served: AsyncLLM, code: list[int]) -> None:
-    jobs = [(code[: 5 + 13 * n], replace(GREEDY, max_tokens=4 + 3 * n)) for n in range(7)]
+    jobs = [(code[: 5 + 3 * n], replace(GREEDY, max_tokens=4 + 3 * n)) for n in range(5)]
 
     async def alone() -> list[Completion]:
         return [await complete(served.stream(*job)) for job in jobs]

@@ -11,9 +11,10 @@ import pytest
 from jaxinfer import LLM, Completion, RequestError, SamplingParams
 from jaxinfer.engine import engine as module
 from jaxinfer.engine.engine import Engine, Request
+from tests.engine.conftest import Build
 from tests.engine.helpers import EOS, bits, chunks, run
 
-GREEDY = SamplingParams(temperature=0, max_tokens=24, logprobs=True, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=16, logprobs=True, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 
 
@@ -22,16 +23,27 @@ def engine(tiny_llm: LLM) -> Engine:
     return tiny_llm.engine
 
 
-def one_by_one(
-    engine: Engine, prompts: Sequence[list[int]], params: SamplingParams
-) -> list[Completion]:
-    return [run(engine, [engine.submit(prompt, params)])[0] for prompt in prompts]
+def complete(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Completion:
+    return run(engine, [engine.submit(prompt, params)])[0]
 
 
-def test_more_prompts_than_slots_are_all_served_in_order(engine: Engine, code: list[int]) -> None:
-    prompts = [code[: 10 + size] for size in range(11)]
+@pytest.fixture(scope="module")
+def prompts(code: list[int]) -> list[list[int]]:
+    """More than there are slots."""
+    return [code[20 : 30 + size] for size in range(6)]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_llm: LLM, prompts: list[list[int]]) -> list[Completion]:
+    """What each of them gives alone."""
+    return [complete(tiny_llm.engine, prompt, GREEDY) for prompt in prompts]
+
+
+def test_more_prompts_than_slots_are_all_served_in_order(
+    engine: Engine, prompts: list[list[int]], expected: list[Completion]
+) -> None:
     together = run(engine, [engine.submit(prompt, GREEDY) for prompt in prompts])
-    assert bits(together) == bits(one_by_one(engine, prompts, GREEDY))
+    assert bits(together) == bits(expected)
     assert not engine.busy
 
 
@@ -62,10 +74,12 @@ def cancelled_in_decode(engine: Engine, code: list[int]) -> Request:
     "begin", [cancelled_while_queued, cancelled_in_prefill, cancelled_in_decode]
 )
 def test_a_cancelled_request_leaves_no_trace(
-    engine: Engine, code: list[int], begin: Callable[[Engine, list[int]], Request]
+    engine: Engine,
+    code: list[int],
+    prompts: list[list[int]],
+    expected: list[Completion],
+    begin: Callable[[Engine, list[int]], Request],
 ) -> None:
-    prompts = [code[20 : 30 + size] for size in range(5)]
-    expected = one_by_one(engine, prompts, GREEDY)
     victim = begin(engine, code)
     engine.cancel(victim)
     assert victim.ended
@@ -86,27 +100,30 @@ def test_cancelling_twice_or_too_late_is_harmless(engine: Engine, code: list[int
 
 
 def test_a_step_that_fails_loses_its_requests_but_not_the_engine(
-    engine: Engine, code: list[int], monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
+    prompts: list[list[int]],
+    expected: list[Completion],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (expected,) = one_by_one(engine, [code[:9]], GREEDY)
-    requests = [engine.submit(code[:size], GREEDY) for size in range(5, 11)]
-
     def fail(params: Any, plan: Any, slots: Any) -> None:
         jax.tree.map(lambda a: a.delete(), slots)
         raise RuntimeError("out of memory")
 
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
+    requests = [engine.submit(prompt, GREEDY) for prompt in prompts]
+    with monkeypatch.context() as patch:
         patch.setattr(module, "decode_step", fail)
-        run(engine, requests)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            run(engine, requests)
     assert all(request.ended for request in requests)
     assert not engine.busy
-    assert bits(one_by_one(engine, [code[:9]], GREEDY)) == bits([expected])
+    assert bits([complete(engine, prompts[1], GREEDY)]) == bits([expected[1]])
 
 
-def test_one_token_is_the_least_one_can_ask_for(engine: Engine, code: list[int]) -> None:
-    (whole,) = one_by_one(engine, [code[:9]], GREEDY)
-    (one,) = one_by_one(engine, [code[:9]], replace(GREEDY, max_tokens=1))
-    assert one.token_ids == whole.token_ids[:1]
+def test_one_token_is_the_least_one_can_ask_for(
+    engine: Engine, prompts: list[list[int]], expected: list[Completion]
+) -> None:
+    one = complete(engine, prompts[0], replace(GREEDY, max_tokens=1))
+    assert one.token_ids == expected[0].token_ids[:1]
     assert (one.finish_reason, one.usage.completion_tokens) == ("length", 1)
 
 
@@ -123,7 +140,7 @@ def test_max_tokens_may_fall_inside_an_accepted_draft(
     engine: Engine, question: list[int], accepted: tuple[Completion, int]
 ) -> None:
     whole, before = accepted
-    (part,) = one_by_one(engine, [question], replace(GREEDY, max_tokens=before + 2))
+    part = complete(engine, question, replace(GREEDY, max_tokens=before + 2))
     assert part.token_ids == whole.token_ids[: before + 2]
     assert part.logprobs == (whole.logprobs or ())[: before + 2]
     assert whole.text.startswith(part.text)
@@ -138,7 +155,7 @@ def test_a_stop_string_inside_an_accepted_draft_does_not_leak(
     stop = next(
         s for size in range(1, 99) if whole.text.find(s := until[-size:]) == len(until) - size
     )
-    (part,) = one_by_one(engine, [question], replace(GREEDY, stop=(stop,)))
+    part = complete(engine, question, replace(GREEDY, stop=(stop,)))
     assert part.text == until.removesuffix(stop) != ""
     assert part.token_ids == whole.token_ids[: before + 2]
     assert part.finish_reason == "stop"
@@ -160,23 +177,21 @@ def test_the_end_token_ends_the_answer_unless_it_is_ignored(
 
 
 def test_a_stop_token_of_ones_own_ends_the_answer(engine: Engine, question: list[int]) -> None:
-    (whole,) = one_by_one(engine, [question], GREEDY)
+    whole = complete(engine, question, GREEDY)
     stop = whole.token_ids[12]
     first = whole.token_ids.index(stop)
-    (part,) = one_by_one(engine, [question], replace(GREEDY, stop_token_ids=(stop,)))
+    part = complete(engine, question, replace(GREEDY, stop_token_ids=(stop,)))
     assert part.token_ids == whole.token_ids[: first + 1]
     assert part.finish_reason == "stop"
 
 
-def test_generation_ends_where_the_context_does(engine: Engine, code: list[int]) -> None:
-    rooms = (1, 3)
-    prompts = [code[: engine.context - room] for room in rooms]
-    for room, completion in zip(
-        rooms, run(engine, [engine.submit(p, ENDLESS) for p in prompts]), strict=True
-    ):
-        assert completion.finish_reason == "length"
-        assert completion.usage.completion_tokens == room
-        assert completion.usage.total_tokens == engine.context
+@pytest.mark.parametrize("room", [1, 3])
+def test_generation_ends_where_the_context_does(build: Build, code: list[int], room: int) -> None:
+    engine = build("tiny_qwen-nvfp4", "mtp", 3, 4, 145)
+    completion = complete(engine, code[: 145 - room], ENDLESS)
+    assert completion.finish_reason == "length"
+    assert completion.usage.completion_tokens == room
+    assert completion.usage.total_tokens == 145
 
 
 def test_usage_counts_tokens_and_drafts(engine: Engine, question: list[int]) -> None:
@@ -186,17 +201,18 @@ def test_usage_counts_tokens_and_drafts(engine: Engine, question: list[int]) -> 
     for chunk in given:
         count += len(chunk.token_ids)
         assert chunk.usage.completion_tokens == count
-    assert (usage.prompt_tokens, usage.completion_tokens) == (len(question), 24)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(question), 16)
     assert 0 < usage.accepted <= usage.drafted
 
 
-def test_log_probabilities_come_only_if_asked_for(engine: Engine, code: list[int]) -> None:
-    (plain,) = one_by_one(engine, [code[:9]], replace(GREEDY, logprobs=False))
-    (full,) = one_by_one(engine, [code[:9]], GREEDY)
-    assert plain.logprobs is None
-    assert full.logprobs is not None
-    assert len(full.logprobs) == len(full.token_ids)
-    assert all(logprob <= 0 for logprob in full.logprobs)
+def test_log_probabilities_come_only_if_asked_for(
+    engine: Engine, prompts: list[list[int]], expected: list[Completion]
+) -> None:
+    plain = complete(engine, prompts[0], replace(GREEDY, logprobs=False))
+    assert plain == replace(expected[0], logprobs=None)
+    assert expected[0].logprobs is not None
+    assert len(expected[0].logprobs) == len(expected[0].token_ids)
+    assert all(logprob <= 0 for logprob in expected[0].logprobs)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The model against transformers, float32, on a tiny random checkpoint (see tests/goldens)."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import jax
@@ -24,8 +25,16 @@ from tests.qwen.helpers import (
     scores,
 )
 
+pytestmark = pytest.mark.also_gpu
 TOLERANCE = 1e-4
 Cases = dict[str, np.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def float32_products() -> Iterator[None]:
+    """A GPU would multiply float32 in TF32."""
+    with jax.default_matmul_precision("highest"):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from jaxinfer.qwen.params import Params
 from jaxinfer.qwen.state import State, init_state
 from tests.qwen.helpers import jit_decode, jit_prefill, run_prompt
 
+pytestmark = pytest.mark.also_gpu
 ROOM, ROWS = 256, 4
 
 

@@ -83,6 +83,25 @@ def load(directory: str | Path, *, vision: bool = True) -> tuple[Config, Params]
     Raises CheckpointError if it is of another version, or damaged.
     """
     directory = Path(directory).absolute()
+    cfg, tree, manifest = _open(directory, vision)
+    described: dict[str, Any] = manifest["parameters"]
+    wanted = [name for path, _ in leaves(tree) for name in _names(path, described[path])]
+    arrays = _restore(directory / _ARRAYS, wanted, manifest["arrays"])
+    return cfg, _assemble(tree, described, arrays)
+
+
+def shapes(directory: str | Path) -> tuple[Config, Params]:
+    """What `load` would return, with `jax.ShapeDtypeStruct` for arrays; reads the manifest only."""
+    cfg, tree, manifest = _open(Path(directory), vision=True)
+    arrays = {
+        name: jax.ShapeDtypeStruct(tuple(array["shape"]), jnp.dtype(array["dtype"]))
+        for name, array in manifest["arrays"].items()
+    }
+    return cfg, _assemble(tree, manifest["parameters"], arrays)
+
+
+def _open(directory: Path, vision: bool) -> tuple[Config, Params, dict[str, Any]]:
+    """Configuration and structure of what is to be loaded, and the manifest."""
     manifest = _manifest(directory / MANIFEST)
     cfg = Config.read(directory)
     if not manifest["mtp"]:
@@ -95,13 +114,12 @@ def load(directory: str | Path, *, vision: bool = True) -> tuple[Config, Params]
         )
     if not vision:
         cfg = dataclasses.replace(cfg, vision=None)
-    tree = structure(cfg)
-    described: dict[str, Any] = manifest["parameters"]
-    wanted = [name for path, _ in leaves(tree) for name in _names(path, described[path])]
-    arrays = _restore(directory / _ARRAYS, wanted, manifest["arrays"])
-    built = {path: _build(path, described[path], arrays) for path, _ in leaves(tree)}
-    values = iter(built.values())
-    return cfg, jax.tree.map(
+    return cfg, structure(cfg), manifest
+
+
+def _assemble(tree: Params, described: Mapping[str, Any], arrays: Mapping[str, Any]) -> Params:
+    values = iter([_build(path, described[path], arrays) for path, _ in leaves(tree)])
+    return jax.tree.map(
         lambda _: next(values), tree, is_leaf=lambda node: isinstance(node, Matrix | Vector)
     )
 
@@ -172,7 +190,7 @@ def _names(path: str, described: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def _build(path: str, described: Mapping[str, Any], arrays: Mapping[str, jax.Array]) -> Any:
+def _build(path: str, described: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
     return _walk(path, described, lambda name: arrays[name])
 
 

@@ -260,14 +260,21 @@ def quantize(
             "experts in NVFP4; all: what nvidia-mix quantises, all in NVFP4."
         ),
     ] = Recipe.NVIDIA_MIX,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            help="A text file to run the model over, so that FP8 modules get static input scales; "
+            "without it their inputs stay as they are."
+        ),
+    ] = None,
 ) -> None:
     """Write a quantised copy of a checkpoint, in the layout of NVIDIA's ModelOpt.
 
-    Example: `jaxinfer quantize /models/Qwen3.6-35B-A3B /models/qwen-nvfp4`
+    Example: `jaxinfer quantize /models/Qwen3.6-35B-A3B /models/qwen-nvfp4 --calibrate some.txt`
     """
     from jaxinfer.commands import quantize
 
-    quantize.run(source, destination, recipe)
+    quantize.run(source, destination, recipe, calibrate)
 
 
 @app.command()

@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 
 # Before JAX is imported, which reads its environment once.
-os.environ["JAX_PLATFORMS"] = os.environ.get("JAXINFER_TEST_PLATFORM", "cpu")
+PLATFORM = os.environ.get("JAXINFER_TEST_PLATFORM", "cpu")
+ON_GPU = PLATFORM == "cuda"
+os.environ["JAX_PLATFORMS"] = PLATFORM
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / ".jax_cache")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
@@ -19,9 +21,16 @@ settings.register_profile("jaxinfer", deadline=None, derandomize=True)
 settings.load_profile("jaxinfer")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests that need a GPU out, unless the mark expression speaks of them."""
+    """Leave tests that need a GPU out, unless the mark expression speaks of them.
+
+    On a GPU, promises that hold on any device are among them.
+    """
     if "gpu" in config.option.markexpr:
+        for item in items:
+            if ON_GPU and item.get_closest_marker("also_gpu"):
+                item.add_marker("gpu")
         return
     left_out = [item for item in items if item.get_closest_marker("gpu")]
     if left_out:

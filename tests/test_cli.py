@@ -210,6 +210,8 @@ def test_the_demo_answers_what_it_does_not_know() -> None:
 def test_serve(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[uvicorn.Server] = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: served.append(self))
+    # It would close handlers that other libraries have set up on the streams of the test runner.
+    monkeypatch.setattr(uvicorn.Config, "configure_logging", lambda self: None)
     result = run("serve", "--port", "0", "--name", "qwen", "--max-batch", "3")
     assert result.exit_code == 0
     assert "serving qwen at http://127.0.0.1:" in result.stderr
@@ -242,7 +244,20 @@ def test_quantize_inspect_convert(tmp_path: Path, recipe: Recipe) -> None:
     converted = run("convert", small, fast)
     assert converted.exit_code == 0
     assert load(fast)[0] == load(small)[0]
+    assert run("inspect", fast).stdout.replace(fast, small) == run("inspect", small).stdout
     assert "not empty" in run("convert", small, fast).stderr
+
+
+def test_quantize_calibrates(tmp_path: Path) -> None:
+    text = tmp_path / "text.py"
+    text.write_text("import os\n\n\ndef names(path):\n    return os.listdir(path)\n" * 40)
+    small = str(tmp_path / "small")
+    result = run("quantize", "tiny_qwen", small, "--calibrate", str(text))
+    assert result.exit_code == 0
+    assert "FP8 static" in run("inspect", small).stdout
+    other = str(tmp_path / "other")
+    refusal = run("quantize", "tiny_qwen", other, "--recipe", "all", "--calibrate", str(text))
+    assert "no FP8 modules" in refused(refusal)
 
 
 def test_figures() -> None:

@@ -26,7 +26,7 @@ from checkpoints.export import save_published
 from checkpoints.tiny_qwen_training.architecture import CONFIG
 from jaxinfer.qwen.config import Config
 from jaxinfer.qwen.model import train_forward
-from jaxinfer.qwen.params import Params, init
+from jaxinfer.qwen.params import init
 
 MTP_WEIGHT = 0.3
 PEAK_RATE, WARMUP = 3e-3, 100
@@ -38,7 +38,8 @@ HELDOUT_ROWS = 32
 class TrainState:
     """Parameters in float32 and what AdamW keeps of them."""
 
-    params: Params
+    # A tree of arrays; optax's own types do not know dataclasses.
+    params: Any
     optimiser: optax.OptState
 
 
@@ -131,7 +132,7 @@ def train(data: Path, out: Path, seconds: float, rows: int, length: int, seed: i
     compute = replace(Config.from_dict(CONFIG), dtype="bfloat16")
 
     def fresh() -> TrainState:
-        params = init(replace(compute, dtype="float32"), jax.random.key(seed))
+        params: Any = init(replace(compute, dtype="float32"), jax.random.key(seed))
         return TrainState(params, adamw().init(params))
 
     batches = Batches(data, rows, length, seed)
@@ -161,7 +162,7 @@ def train(data: Path, out: Path, seconds: float, rows: int, length: int, seed: i
             state, parts = train_step(state, compute, batches.next(), now)
             if step % LOG_EVERY and step != steps:
                 continue
-            line = {"step": step, "tokens": step * rows * length}
+            line: dict[str, float] = {"step": step, "tokens": step * rows * length}
             line["seconds"] = round(time.perf_counter() - began, 1)
             line["train"], line["train_mtp"] = (round(float(x), 4) for x in parts)
             if step % (10 * LOG_EVERY) == 0 or step == steps:

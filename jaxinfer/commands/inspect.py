@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from checkpoints import CheckpointError, account, resolve
+from checkpoints import account, engine_format, resolve
 from checkpoints.files import TensorFiles
 from checkpoints.inventory import Row
 from checkpoints.load import quantization
 from checkpoints.locate import MANIFEST
-from checkpoints.plan import Plan, make_plan
+from checkpoints.plan import make_plan
 from jaxinfer.commands.sizes import in_bytes, in_numbers
 from jaxinfer.qwen.config import Config
 
@@ -22,24 +23,23 @@ WIDE = 100
 def run(model: str) -> None:
     """Print what the headers say."""
     directory = resolve(model)
-    plan = read_plan(directory)
-    rows = account(plan.config, plan.arrays)
+    cfg, arrays, warnings = headers(directory)
+    rows = account(cfg, arrays)
     console = Console(highlight=False)
     console.width = max(console.width, WIDE)
-    console.print(f"{model}: {describe(plan.config)}", markup=False, soft_wrap=True)
+    console.print(f"{model}: {describe(cfg)}", markup=False, soft_wrap=True)
     console.print(table(rows))
-    for warning in plan.warnings:
+    for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 
 
-def read_plan(directory: Path) -> Plan:
-    """How a checkpoint would be loaded, from its headers. Raises CheckpointError."""
+def headers(directory: Path) -> tuple[Config, Any, tuple[str, ...]]:
+    """Configuration, shapes of the parameters, and warnings. Raises CheckpointError."""
     if (directory / MANIFEST).is_file():
-        raise CheckpointError(
-            f"{directory} is in the engine's own format; inspect the checkpoint it was made from"
-        )
+        return *engine_format.shapes(directory), ()
     files = TensorFiles(directory)
-    return make_plan(Config.read(directory), files.entries, quantization(directory))
+    plan = make_plan(Config.read(directory), files.entries, quantization(directory))
+    return plan.config, plan.arrays, plan.warnings
 
 
 def describe(cfg: Config) -> str:

@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
-from tests.checkpoints.tiny_models import TINY_DICT
 
 from checkpoints.names import stored_shape
 from checkpoints.write import write_checkpoint
 from jaxinfer.qwen.config import Config
 from jaxinfer.qwen.params import FormatOf, Params, Vector, all_dense, leaves, shapes, structure
 from pallas_kernels import Dense, Fp8, Nvfp4, PerLayer, take
+from tests.checkpoints.tiny_models import TINY_DICT
 
 Tensors = dict[str, np.ndarray]
 

@@ -8,13 +8,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.checkpoints.published_form import Tensors, published, random_params, write
-from tests.checkpoints.tiny_models import TINY, TINY_DICT
 
 from checkpoints import CheckpointError, find, load, resolve
 from checkpoints.files import INDEX, SINGLE, TensorFiles
 from checkpoints.write import write_checkpoint
 from jaxinfer.qwen.params import nvidia_mix
+from tests.checkpoints.published_form import Tensors, published, random_params, write
+from tests.checkpoints.tiny_models import TINY, TINY_DICT
 
 LAYER = "model.language_model.layers.1."
 NORM = LAYER + "input_layernorm.weight"

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from tests.checkpoints.published_form import published, random_params
-from tests.checkpoints.tiny_models import QWEN36, TINY
 
 from checkpoints.files import DTYPES
 from checkpoints.inventory import account, inventory, nbytes, step_bytes
 from checkpoints.quantise import experts_only
 from jaxinfer.qwen.params import FormatOf, all_dense, nvidia_mix, shapes
+from tests.checkpoints.published_form import published, random_params
+from tests.checkpoints.tiny_models import QWEN36, TINY
 
 
 def test_official_bf16() -> None:

@@ -12,13 +12,13 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from tests.checkpoints.published_form import Tensors, assert_same, published, random_params, write
-from tests.checkpoints.tiny_models import TINY, TINY_DICT
 
 from checkpoints import CheckpointError, arithmetic, load, quantize
 from checkpoints.files import TensorFiles, read_header
 from jaxinfer.qwen.params import nvidia_mix
 from pallas_kernels import Dense, Fp8, Nvfp4, dequantise
+from tests.checkpoints.published_form import Tensors, assert_same, published, random_params, write
+from tests.checkpoints.tiny_models import TINY, TINY_DICT
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "modelopt.safetensors"
 NAMES = {name.rpartition(".")[0] for name in read_header(GOLDENS) if name.endswith(".original")}

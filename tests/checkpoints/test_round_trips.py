@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.checkpoints.published_form import Tensors, assert_same, published, random_params, write
-from tests.checkpoints.tiny_models import TINY, TINY_DICT, TINY_TEXT
 
 from checkpoints import LoadReport, load
 from checkpoints.names import canonical
 from jaxinfer.qwen.config import Config
 from jaxinfer.qwen.params import Format, Matrix, all_dense, nvidia_mix
 from pallas_kernels import PerLayer
+from tests.checkpoints.published_form import Tensors, assert_same, published, random_params, write
+from tests.checkpoints.tiny_models import TINY, TINY_DICT, TINY_TEXT
 
 SMALL = 512
 """Bytes of a piece: arrays of the tiny model then take several, and boundaries fall in tensors."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pallas_kernels import Dense, Fp8, Nvfp4, PerLayer, dequantise, linear, take
 from pallas_kernels.weights import unpack_e2m1
 
+pytestmark = pytest.mark.also_gpu
 N, K = 32, 64
 
 

@@ -141,7 +141,8 @@ def _fp8(x: jax.Array, w: Fp8) -> jax.Array:
     scale = _per_row(w.scale, w.q.shape[-2])
     if w.input_scale is None:
         return _dot(x, w.q) * scale
-    rounded = jnp.clip(x.astype(jnp.float32) / w.input_scale, -FP8_MAX, FP8_MAX)
+    # Not a division: XLA turns that into this product inside loops, and only there.
+    rounded = jnp.clip(x.astype(jnp.float32) * (1 / w.input_scale), -FP8_MAX, FP8_MAX)
     rounded = rounded.astype(jnp.float8_e4m3fn).astype(x.dtype)
     return _dot(rounded, w.q) * (scale * w.input_scale)
 

@@ -4,9 +4,7 @@ import os
 from pathlib import Path
 
 # Before JAX is imported, which reads its environment once.
-PLATFORM = os.environ.get("JAXINFER_TEST_PLATFORM", "cpu")
-ON_GPU = PLATFORM == "cuda"
-os.environ["JAX_PLATFORMS"] = PLATFORM
+os.environ["JAX_PLATFORMS"] = os.environ.get("JAXINFER_TEST_PLATFORM", "cpu")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / ".jax_cache")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
@@ -15,6 +13,8 @@ import pytest
 from hypothesis import settings
 
 from jaxinfer import LLM
+
+ON_GPU = os.environ["JAX_PLATFORMS"] == "cuda"
 
 # Compiling makes single examples slow; a run that fails must fail again.
 settings.register_profile("jaxinfer", deadline=None, derandomize=True)

@@ -61,7 +61,8 @@ def sample(
 
 def _sample_row(scores: jax.Array, p: Sampler, index: jax.Array) -> tuple[jax.Array, jax.Array]:
     """One row `[V]`, with scalar parameters."""
-    scaled = scores / jnp.maximum(p.temperature, 1e-6)
+    # Not a division: XLA turns that into this product inside loops, and only there.
+    scaled = scores * (1 / jnp.maximum(p.temperature, 1e-6))
     allowed = jnp.where(keep(scaled, p.top_k, p.top_p, p.min_p), scaled, -jnp.inf)
     noise = jax.random.gumbel(jax.random.fold_in(jax.random.key(p.seed), index), scores.shape)
     greedy = p.temperature == 0

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.scipy.linalg import solve_triangular
 
 from jaxinfer.qwen.config import CHUNK, Config
 from jaxinfer.qwen.mode import Mode
@@ -21,6 +20,7 @@ from jaxinfer.qwen.norms import gated_rms_norm, l2_normalise, rms_norm
 from jaxinfer.qwen.params import GatedDelta
 from jaxinfer.qwen.state import State
 from pallas_kernels import each, linear, rowwise
+from pallas_kernels.triangular import solve_unit_lower
 
 # Without it float32 products run in TF32 on the GPU, and the state must not lose bits.
 _EXACT = lax.Precision.HIGHEST
@@ -241,12 +241,10 @@ def chunk_corrections(
     Returns:
         U `[H, C, dv]` and W `[H, C, dk]`, float32.
     """
-    strict = jnp.tril(jnp.ones((k.shape[1],) * 2, bool), -1)
     among = jnp.einsum("hid,hjd->hij", k * beta[..., None], k, precision=_EXACT) * _decay(g)
-    system = jnp.where(strict, among, 0.0) + jnp.eye(k.shape[1])
-    past = k * (beta * jnp.exp(jnp.cumsum(g, axis=1)))[..., None]
+    past = k * (beta * jnp.exp(_running_sum(g)))[..., None]
     right = jnp.concatenate([v * beta[..., None], past], axis=-1)
-    solved = solve_triangular(system, right, lower=True, unit_diagonal=True)
+    solved = solve_unit_lower(among, right)
     return solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
 
 
@@ -268,7 +266,7 @@ def chunk(
     Returns:
         The next state and outputs `[H, C, dv]`, float32.
     """
-    total = jnp.cumsum(g, axis=1)
+    total = _running_sum(g)
     fresh = U - jnp.einsum("hck,hkv->hcv", W, state, precision=_EXACT)
     o = jnp.einsum("hck,hkv->hcv", q * jnp.exp(total)[..., None], state, precision=_EXACT)
     scores = jnp.einsum("hid,hjd->hij", q, k, precision=_EXACT) * _decay(g)
@@ -278,9 +276,14 @@ def chunk(
     return state + jnp.einsum("hck,hcv->hkv", k * left, fresh, precision=_EXACT), o
 
 
+def _running_sum(g: jax.Array) -> jax.Array:
+    """Inclusive sums along `[H, C]`, as a product: XLA would fuse a cumsum into all its readers."""
+    return jnp.einsum("hj,ij->hi", g, jnp.tril(jnp.ones((g.shape[1],) * 2)), precision=_EXACT)
+
+
 def _decay(g: jax.Array) -> jax.Array:
     """`[H, C]` -> `D [H, C, C]`: how much of what token j wrote is left when token i reads."""
-    total = jnp.cumsum(g, axis=1)
+    total = _running_sum(g)
     lower = jnp.tril(jnp.ones((g.shape[1],) * 2, bool))
     # Masked before exp: above the diagonal the exponent is positive and may overflow.
     return jnp.exp(jnp.where(lower, total[:, :, None] - total[:, None, :], -jnp.inf))

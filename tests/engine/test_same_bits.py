@@ -56,13 +56,13 @@ def test_the_slot_changes_no_bit(
 
 
 def test_nvfp4_keeps_its_bits_up_to_the_end_of_the_context(build: Build, jobs: list[Job]) -> None:
-    # The longest prompt has room for 17 tokens, and drafts that reach beyond.
-    context = len(jobs[4][0]) + 17
-    plain = build("tiny_qwen-nvfp4", None, 0, 1, context)
-    speculating = build("tiny_qwen-nvfp4", "mtp", 3, 4, context)
-    reference = alone(plain, jobs[3:])
-    assert [len(c.token_ids) for c in reference] == [20, 17, 20, 20]
-    assert bits(in_company(speculating, jobs[3:])) == bits(reference)
+    # The first of these has room for 17 tokens, and for drafts that reach beyond.
+    some = [jobs[3], jobs[6]]
+    plain = build("tiny_qwen-nvfp4", None, 0, 1, 65 + 17)
+    speculating = build("tiny_qwen-nvfp4", "mtp", 3, 4, 65 + 17)
+    reference = alone(plain, some)
+    assert [len(c.token_ids) for c in reference] == [17, 20]
+    assert bits(in_company(speculating, some)) == bits(reference)
 
 
 def test_a_seed_settles_the_output_and_another_one_changes_it(

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.checkpoints.test_round_trips import layer_by_layer
 
 from checkpoints import CheckpointError, LoadReport, engine_format, load
 from checkpoints.locate import MANIFEST
 from jaxinfer.qwen.params import Params, all_dense, nvidia_mix
 from pallas_kernels import PerLayer
 from tests.checkpoints.published_form import assert_same, published, random_params, write
+from tests.checkpoints.test_round_trips import layer_by_layer
 from tests.checkpoints.tiny_models import TINY, TINY_TEXT
 
 

@@ -10,6 +10,9 @@ from tests.engine.conftest import Build, Job
 from tests.engine.helpers import bits, run
 
 
+pytestmark = pytest.mark.also_gpu
+
+
 def alone(engine: Engine, jobs: Sequence[Job]) -> list[Completion]:
     return [run(engine, [engine.submit(*job)])[0] for job in jobs]
 

@@ -20,9 +20,7 @@ def test_random_systems(size: int) -> None:
     rng = np.random.default_rng(size)
     a = rng.uniform(-0.3, 0.3, (3, size, size)).astype(np.float32)
     b = rng.standard_normal((3, size, 20)).astype(np.float32)
-    np.testing.assert_allclose(
-        jax.jit(solve_unit_lower)(a, b), exact(a, b), rtol=1e-3, atol=1e-3
-    )
+    np.testing.assert_allclose(jax.jit(solve_unit_lower)(a, b), exact(a, b), rtol=1e-3, atol=1e-3)
 
 
 def test_the_same_token_64_times() -> None:

@@ -57,7 +57,7 @@ def question(tiny_llm: LLM) -> list[int]:
 @pytest.fixture(scope="session")
 def jobs(code: list[int], question: list[int]) -> list[Job]:
     """Prompts around the borders of a prefill chunk, and one whose answer accepts many drafts."""
-    greedy = SamplingParams(temperature=0, max_tokens=20, logprobs=True, ignore_eos=True)
+    greedy = SamplingParams(temperature=0, max_tokens=16, logprobs=True, ignore_eos=True)
     sampled = replace(greedy, temperature=1, top_k=20, top_p=0.95)
     return [
         (code[:1], replace(sampled, seed=1)),

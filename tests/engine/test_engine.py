@@ -11,6 +11,7 @@ import pytest
 from jaxinfer import LLM, Completion, RequestError, SamplingParams
 from jaxinfer.engine import engine as module
 from jaxinfer.engine.engine import Engine, Request
+from jaxinfer.engine.steps import Slots, init_slots
 from tests.engine.conftest import Build
 from tests.engine.helpers import EOS, bits, chunks, run
 
@@ -187,11 +188,11 @@ def test_a_stop_token_of_ones_own_ends_the_answer(engine: Engine, question: list
 
 @pytest.mark.parametrize("room", [1, 3])
 def test_generation_ends_where_the_context_does(build: Build, code: list[int], room: int) -> None:
-    engine = build("tiny_qwen-nvfp4", "mtp", 3, 4, 82)
-    completion = complete(engine, code[: 82 - room], ENDLESS)
+    engine = build("tiny_qwen-nvfp4", "mtp", 3, 4, 76)
+    completion = complete(engine, code[: 76 - room], ENDLESS)
     assert completion.finish_reason == "length"
     assert completion.usage.completion_tokens == room
-    assert completion.usage.total_tokens == 82
+    assert completion.usage.total_tokens == 76
 
 
 def test_usage_counts_tokens_and_drafts(engine: Engine, question: list[int]) -> None:
@@ -235,3 +236,21 @@ def test_a_prompt_that_can_never_be_served_is_refused(
     with pytest.raises(RequestError, match=re.escape(message)):
         engine.submit(prompt, GREEDY)
     assert not engine.busy
+
+
+@pytest.mark.parametrize(
+    ("speculation", "drafts"), [(None, 0), ("ngram", 3), ("mtp", 1), ("auto", 3)]
+)
+def test_steps_return_slots_of_the_type_they_took(
+    build: Build, code: list[int], speculation: str | None, drafts: int
+) -> None:
+    # Else every step would be compiled twice.
+    engine = build("tiny_qwen", speculation, drafts, 4)
+    complete(engine, code[:5], replace(GREEDY, max_tokens=4))
+    new = init_slots(engine.plan, 4, engine.context)
+    assert jax.tree.map(jax.typeof, engine._slots) == jax.tree.map(jax.typeof, new)
+    assert weak_types(engine._slots) == weak_types(new)
+
+
+def weak_types(slots: Slots) -> list[bool]:
+    return [a.weak_type for a in jax.tree.leaves(slots)]

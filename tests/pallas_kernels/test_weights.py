@@ -37,7 +37,8 @@ def test_linear_is_the_product_with_the_dequantised_matrix(kind, parts, place) -
     x = jnp.asarray(np.random.default_rng(1).normal(size=(5, K)), jnp.float32)
     matrix = np.asarray(dequantise(take(w, place)), np.float64)
     assert matrix.shape == (N, K)
-    out = linear(x, w, place)
+    with jax.default_matmul_precision("highest"):  # a GPU would multiply float32 in TF32
+        out = linear(x, w, place)
     np.testing.assert_allclose(out, np.asarray(x, np.float64) @ matrix.T, rtol=1e-4, atol=1e-4)
 
 

@@ -15,7 +15,6 @@ from jaxinfer.qwen.params import Params
 from jaxinfer.qwen.state import State, init_state
 from tests.qwen.helpers import jit_decode, jit_prefill, run_prompt
 
-pytestmark = pytest.mark.also_gpu
 ROOM, ROWS = 256, 4
 
 
@@ -42,6 +41,7 @@ def assert_same_state(a: State, b: State, length: int) -> None:
     assert_same(a.v[:, :, :length], b.v[:, :, :length])
 
 
+@pytest.mark.also_gpu
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1), (3,)])
 def test_prefill_split_anywhere_on_the_grid(
     checkpoint: tuple[Config, Params], sizes: tuple[int, ...]
@@ -54,6 +54,7 @@ def test_prefill_split_anywhere_on_the_grid(
     assert_same_state(state, other, 150)
 
 
+@pytest.mark.also_gpu
 def test_prefill_in_a_batch_of_unequal_lengths(checkpoint: tuple[Config, Params]) -> None:
     cfg, params = checkpoint
     lengths = (150, 7, 64)
@@ -100,6 +101,7 @@ def test_verify_rows_are_decode_rows_and_rejected_ones_leave_no_trace(
     assert_same(jnp.concatenate(verified, 1), jnp.concatenate(one_by_one, 1))
 
 
+@pytest.mark.also_gpu
 def test_decode_does_not_depend_on_batch_or_slot(checkpoint: tuple[Config, Params]) -> None:
     cfg, params = checkpoint
     prompts = [tokens(length, seed=length) for length in (5, 64, 71, 100, 3)]

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
+from jaxinfer.commands.sizes import in_bytes
 from jaxinfer.engine import LLM, Chunk, SamplingParams, Usage, device_kind
 from jaxinfer.qwen.messages import CallArguments, CallStart, Delta, Message, MessageParser, join
 
@@ -21,21 +23,23 @@ THOUGHT, CALL, FIGURES = "dim italic", "cyan", "dim green"
 def open_llm(
     model: str, *, context: int | None = None, speculation: str = "auto", max_batch: int = 1
 ) -> LLM:
-    """Load a model and compile its steps, with a spinner on standard error meanwhile."""
+    """Load a model and compile its steps; progress goes to standard error."""
     _keep_compiled_steps()
-    with err.status(f"loading {model}") as status:
-        llm = LLM(
-            model,
-            max_batch=max_batch,
-            context=context,
-            speculation=None if speculation == "none" else speculation,
-        )
-        status.update(
-            f"compiling for {device_kind()}: this takes a while the first time, later starts are "
-            "faster"
-        )
+    llm = LLM(
+        model,
+        max_batch=max_batch,
+        context=context,
+        speculation=None if speculation == "none" else speculation,
+        progress=True,
+    )
+    stages = ", ".join(f"{stage} {s:.1f} s" for stage, s in llm.report.seconds.items())
+    err.print(f"{model}: {in_bytes(llm.report.bytes_on_device)} ({stages})", style="dim")
+    with err.status(
+        f"compiling for {device_kind()}: this takes a while the first time, later starts are faster"
+    ):
         # One token comes from the prefill, the others from decoding: both are compiled now.
-        llm.generate([[0]], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
+        warm = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+        deque(llm.stream([0], warm), maxlen=0)
     return llm
 
 

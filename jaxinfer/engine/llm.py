@@ -3,7 +3,7 @@
 import json
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import jax
 from rich.progress import Progress
 from tokenizers import Tokenizer
 
-from checkpoints import find, load, progress_bar, resolve
+from checkpoints import LoadReport, find, load, progress_bar, resolve
 from jaxinfer.engine.engine import Engine, Request
 from jaxinfer.engine.request import Chunk, Completion, RequestError, SamplingParams
 from jaxinfer.engine.steps import SPECULATIONS, Plan
@@ -32,6 +32,7 @@ class LLM:
         template: its chat template, or None if it has none.
         context: tokens that prompt and answer may have together.
         defaults: the sampling parameters that the checkpoint recommends.
+        report: how long each stage of loading took.
         engine: what runs the requests.
     """
 
@@ -52,7 +53,8 @@ class LLM:
             max_batch: requests decoded together; more wait.
             context: None for what the model was made for, at most `DEFAULT_CONTEXT`.
             speculation: "ngram" drafts from the text so far, "mtp" with the checkpoint's own head,
-                "auto" with whichever promises more; None drafts nothing. The output is the same.
+                "auto" with whichever promises more; None drafts nothing. The output is the same (on
+                a GPU up to near-ties, for now).
             draft_length: tokens drafted a step.
             progress: show a bar while loading and while generating batches.
 
@@ -64,12 +66,11 @@ class LLM:
         if max_batch < 1 or draft_length < 1:
             raise ValueError("max_batch and draft_length must be at least 1")
         directory = resolve(model)
-        self.name, self._progress = str(model), progress
-        if progress:
-            with progress_bar(f"loading {model}") as advance:
-                self.config, params = load(directory, vision=False, progress=advance)
-        else:
-            self.config, params = load(directory, vision=False)
+        self.name, self._progress, self.report = str(model), progress, LoadReport()
+        with progress_bar(f"loading {model}") if progress else nullcontext() as advance:
+            self.config, params = load(
+                directory, vision=False, progress=advance, report=self.report
+            )
         longest = self.config.max_position_embeddings
         self.context = context or min(longest, DEFAULT_CONTEXT)
         if not 1 < self.context <= longest:

@@ -231,7 +231,7 @@ def _draft(
             drafts, drafted, _ = ngram(history, length)
             return drafts, drafted, state
     ahead, state = _mtp_drafts(plan, params, state, hidden, following, start, newest)
-    drafted = jnp.full(B, K)
+    drafted = jnp.full(B, K, jnp.int32)
     if plan.speculation == "auto":
         copied, found, suffix = ngram(history, length)
         copy = (suffix >= AUTO_SUFFIX) & (found > 0)

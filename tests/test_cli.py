@@ -28,10 +28,11 @@ def run(*arguments: str, stdin: str | None = None) -> Any:
 
 
 def refused(result: Any) -> str:
-    """The error of a command that failed, which must be one line."""
+    """The error of a command that failed, which must be one line, after what loading printed."""
     assert result.exit_code == 2
-    (line,) = result.stderr.strip().splitlines()
+    *before, line = result.stderr.strip().splitlines()
     assert line.startswith("error: ")
+    assert not any("error" in other or "Traceback" in other for other in before)
     return line
 
 
@@ -98,7 +99,8 @@ def test_generate_passes_its_options_on(opened: Any, tiny_llm: LLM) -> None:
         "--speculation", "none", "--top-k", "3", "--top-p", "0.5", "--min-p", "0.1", "--seed", "1",
     )  # fmt: skip
     assert result.stdout == text[: text.index(word)] + "\n"
-    assert opened[-1] == {"model": "some", "max_batch": 1, "context": 99, "speculation": None}
+    expected = {"model": "some", "max_batch": 1, "context": 99, "speculation": None}
+    assert opened[-1] == {**expected, "progress": True}
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ WINDOW, ROWS = 2048, 4
 
 LENGTHS = (1, 2, 3, 4)
 COLOURS = ("#4c72b0", "#dd8452", "#55a868")
-PROMPTS, CODE_PROMPT, NEW_TOKENS = 24, 64, 96
-SLOTS = 8
+PROMPTS, CODE_PROMPT, NEW_TOKENS, SLOTS = 24, 64, 96, 8
+LOOP = 32
 SAMPLING = {
     "greedy": SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0),
     "sampled": SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0, top_k=20, top_p=0.95),
@@ -248,6 +248,7 @@ def measure_acceptance() -> Iterator[Record]:
                     "prompts": len(outputs),
                     "same_as_without": sum(a == b for a, b in zip(expected, outputs, strict=True)),
                     "completion_tokens": sum(map(len, outputs)),
+                    "ending_in_a_loop": sum(map(_loops, outputs)),
                     **_counts(steps, plan.drafts),
                 }
 
@@ -269,6 +270,12 @@ def _generate(
                 steps.append(Step(drafted, accepted, len(chunk.token_ids)))
             outputs[request].extend(chunk.token_ids)
     return [outputs[request] for request in requests], steps
+
+
+def _loops(tokens: Sequence[int]) -> bool:
+    """Whether the last `LOOP` tokens are one short piece again and again."""
+    tail = tokens[-LOOP:]
+    return len(tail) == LOOP and any(tail[p:] == tail[:-p] for p in range(1, LOOP // 2 + 1))
 
 
 def _counts(steps: Sequence[Step], length: int) -> Record:
@@ -325,10 +332,9 @@ def draw(out: Path) -> None:
 
 def _curve_chart(curve: Sequence[Record]) -> Figure:
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    labels = {"train": "training batches, half of each", "code": "held-out code"}
     for key, colour in zip(("train", "code", "chat"), COLOURS, strict=True):
         points = [(line["tokens"] / 1e6, line[key]) for line in curve if key in line]
-        label = labels.get(key, "held-out chat")
+        label = f"held-out {key}" if key in KINDS else "training batches, half of each"
         axes.plot(*zip(*points, strict=True), color=colour, label=label)
     axes.set(xlabel="tokens seen, millions", ylabel="loss, nats a token", yscale="log")
     axes.set_yticks(ticks := (0.2, 0.5, 1, 2, 5), map(str, ticks))
@@ -357,9 +363,7 @@ def _acceptance_chart(lines: Sequence[Record]) -> Figure:
     keys = ("text", "sampling", "speculation", "draft_length")
     found = {tuple(line[key] for key in keys): line for line in lines}
     names = {"acceptance": "share of drafts accepted", "tokens_per_step": "tokens a decode step"}
-    figure, grid = plt.subplots(
-        2, 2, figsize=(8, 6), layout="constrained", sharex=True, sharey="row"
-    )
+    figure, grid = plt.subplots(2, 2, figsize=(8, 6), layout="constrained", sharey="row")
     for axes, (value, kind) in zip(grid.flat, product(names, KINDS), strict=True):
         for (i, drafter), mode in product(enumerate(SPECULATIONS), SAMPLING):
             heights = [found[kind, mode, drafter, length][value] for length in LENGTHS]

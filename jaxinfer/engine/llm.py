@@ -20,6 +20,7 @@ from jaxinfer.qwen.chat import ChatTemplate
 Messages = Sequence[Mapping[str, Any]]
 
 DEFAULT_CONTEXT = 8192
+LONGEST_DRAFT = 16
 
 
 class LLM:
@@ -63,8 +64,10 @@ class LLM:
         """
         if speculation not in (None, *SPECULATIONS):
             raise ValueError(f"speculation must be None or one of {SPECULATIONS}")
-        if max_batch < 1 or draft_length < 1:
-            raise ValueError("max_batch and draft_length must be at least 1")
+        if max_batch < 1:
+            raise ValueError(f"max_batch must be at least 1, not {max_batch}")
+        if not 1 <= draft_length <= LONGEST_DRAFT:
+            raise ValueError(f"draft_length must be from 1 to {LONGEST_DRAFT}, not {draft_length}")
         directory = resolve(model)
         self.name, self._progress, self.report = str(model), progress, LoadReport()
         with progress_bar(f"loading {model}") if progress else nullcontext() as advance:
@@ -107,10 +110,12 @@ class LLM:
         try:
             for text, chosen in zip(texts, each, strict=True):
                 requests.append(self.submit(text, chosen))
-        except RequestError as error:
+        except BaseException as error:
             for request in requests:
                 self.engine.cancel(request)
-            raise RequestError(f"prompt {len(requests)}: {error}") from error
+            if isinstance(error, RequestError):
+                raise RequestError(f"prompt {len(requests)}: {error}") from error
+            raise
         chunks: dict[Request, list[Chunk]] = {request: [] for request in requests}
         with (
             Progress(disable=not self._progress, transient=True) as bar,

@@ -14,7 +14,7 @@ from jaxinfer.engine.ngram import ngram_drafts
 from jaxinfer.engine.sampling import Sampler, init_sampler, sample
 from jaxinfer.qwen import model
 from jaxinfer.qwen.config import CHUNK, Config
-from jaxinfer.qwen.mode import PREFILL, decode_mode
+from jaxinfer.qwen.mode import PREFILL, Mode, decode_mode
 from jaxinfer.qwen.params import Params
 from jaxinfer.qwen.state import State, init_state, read_slot, write_slot
 
@@ -158,7 +158,15 @@ def prefill_step(
     known = jnp.append(tokens, 0).at[valid].set(following)
     history = slots.history.at[slot, place].set(known, mode="drop")
     drafts, drafted, state = _draft(
-        plan, params, state, hidden, known[None, 1:], start, valid[None] - 1, history[slot][None]
+        plan,
+        params,
+        state,
+        hidden,
+        known[None, 1:],
+        start,
+        valid[None] - 1,
+        history[slot][None],
+        PREFILL,
     )
     slots = replace(
         slots,
@@ -191,7 +199,9 @@ def decode_step(params: Params, plan: Plan, slots: Slots) -> tuple[Slots, Commit
 
     # Rows past the accepted ones hold guesses, which the next step overwrites.
     history = slots.history.at[batch[:, None], after].set(chosen, mode="drop")
-    drafts, drafted, state = _draft(plan, params, state, hidden, chosen, start, accepted, history)
+    drafts, drafted, state = _draft(
+        plan, params, state, hidden, chosen, start, accepted, history, mode
+    )
     out = Committed(chosen, logprobs, count, jnp.where(slots.active, slots.drafted, 0))
     return replace(slots, state=state, history=history, drafts=drafts, drafted=drafted), out
 
@@ -205,6 +215,7 @@ def _draft(
     start: jax.Array,
     newest: jax.Array,
     history: jax.Array,
+    mode: Mode,
 ) -> tuple[jax.Array, jax.Array, State]:
     """Propose what comes after the newest token of each sequence.
 
@@ -217,20 +228,20 @@ def _draft(
         start: `[B]`, index of the first row.
         newest: `[B]`, the row whose following token is the newest known.
         history: `[B, S]`, with that token in place.
+        mode: that of the rows just run.
 
     Returns:
         Drafts `[B, K]`, how many count `[B]`, and the state.
     """
     B, K = start.shape[0], plan.drafts
     length = start + newest + 2
-    ngram = jax.vmap(partial(ngram_drafts, count=max(K, 1)))
-    match plan.speculation:
-        case None:
-            return jnp.zeros((B, 0), jnp.int32), jnp.zeros(B, jnp.int32), state
-        case "ngram":
-            drafts, drafted, _ = ngram(history, length)
-            return drafts, drafted, state
-    ahead, state = _mtp_drafts(plan, params, state, hidden, following, start, newest)
+    ngram = jax.vmap(partial(ngram_drafts, count=K))
+    if plan.speculation is None:
+        return jnp.zeros((B, 0), jnp.int32), jnp.zeros(B, jnp.int32), state
+    if plan.speculation == "ngram":
+        drafts, drafted, _ = ngram(history, length)
+        return drafts, drafted, state
+    ahead, state = _mtp_drafts(plan, params, state, hidden, following, start, newest, mode)
     drafted = jnp.full(B, K, jnp.int32)
     if plan.speculation == "auto":
         copied, found, suffix = ngram(history, length)
@@ -248,11 +259,11 @@ def _mtp_drafts(
     following: jax.Array,
     start: jax.Array,
     newest: jax.Array,
+    mode: Mode,
 ) -> tuple[jax.Array, State]:
     """Greedy drafts `[B, K]` of the MTP head, whose cache is filled for this step's rows first."""
     cfg, T = plan.cfg, hidden.shape[1]
     rows, batch = decode_mode(), jnp.arange(start.shape[0])
-    mode = PREFILL if T == CHUNK else rows
     x = model.embed(params, cfg, following)
     position = start + state.rope_delta
     ahead, state = model.draft(

@@ -168,8 +168,8 @@ def test_without_a_template_there_is_no_chat(
     ("options", "message"),
     [
         ({"speculation": "magic"}, "speculation must be None or one of ('ngram', 'mtp', 'auto')"),
-        ({"max_batch": 0}, "max_batch and draft_length must be at least 1"),
-        ({"draft_length": 0}, "max_batch and draft_length must be at least 1"),
+        ({"max_batch": 0}, "max_batch must be at least 1, not 0"),
+        ({"draft_length": 0}, "draft_length must be from 1 to 16, not 0"),
         ({"context": 1}, "context must be from 2 to 2048, not 1"),
         ({"context": 4096}, "context must be from 2 to 2048, not 4096"),
     ],

@@ -4,45 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 from jaxinfer.qwen.config import Config
+from jaxinfer.qwen.published import RAW
 
-TEXT: dict[str, Any] = {
-    "model_type": "qwen3_5_moe_text",
-    "dtype": "bfloat16",
-    "vocab_size": 248320,
-    "hidden_size": 2048,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "mtp_num_hidden_layers": 1,
-    "rope_parameters": {"rope_theta": 10_000_000, "partial_rotary_factor": 0.25},
-}
-VISION: dict[str, Any] = {
-    "depth": 27,
-    "hidden_size": 1152,
-    "num_heads": 16,
-    "intermediate_size": 4304,
-    "in_channels": 3,
-    "patch_size": 16,
-    "temporal_patch_size": 2,
-    "spatial_merge_size": 2,
-    "num_position_embeddings": 2304,
-    "out_hidden_size": 2048,
-}
-QWEN36 = Config.from_dict({"text_config": TEXT, "vision_config": VISION})
+QWEN36 = Config.from_dict(RAW)
 
 TINY_DICT: dict[str, Any] = {
-    "text_config": TEXT
+    "text_config": RAW["text_config"]
     | {
+        "layer_types": RAW["text_config"]["layer_types"][:4],
         "dtype": "float32",
         "vocab_size": 48,
         "hidden_size": 32,

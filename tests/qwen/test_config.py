@@ -1,5 +1,6 @@
 """Configurations are read as published, and refused by name when they cannot be run."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from checkpoints.tiny_qwen_training.architecture import CONFIG
 from jaxinfer.qwen.config import Config, ConfigError
+from jaxinfer.qwen.published import RAW
 from tests.qwen.helpers import GOLDENS
 
 
@@ -20,6 +22,13 @@ def test_published_nesting_and_bare_text_config_agree() -> None:
     assert bare.layer_types == nested.layer_types
     assert nested.gdn_layers == (0, 1, 2, 4, 5, 6)
     assert nested.attention_layers == (3, 7)
+
+
+def test_the_configuration_of_qwen36_is_the_published_file() -> None:
+    """By its SHA-256, once keys are sorted and indented as there."""
+    text = json.dumps(RAW, indent=4, sort_keys=True)
+    digest = "93a4693fa9d8392fbfccd4b3c9873f4bfdcb14fdede978b123d07d19675efe99"
+    assert hashlib.sha256(text.encode()).hexdigest() == digest
 
 
 def test_vision_is_read() -> None:

@@ -86,7 +86,8 @@ class LLM:
             speculation = "ngram" if speculation == "auto" else speculation
         if speculation == "mtp" and params.mtp is None:
             raise ValueError(f"{model} has no MTP head; use speculation='ngram' or None")
-        plan = Plan(self.config, speculation, draft_length if speculation else 0)
+        known = min(self.tokenizer.get_vocab_size(), self.config.vocab_size)
+        plan = Plan(self.config, speculation, draft_length if speculation else 0, known)
         self.engine = Engine(
             params, plan, self.tokenizer, _eos(generation), max_batch, self.context
         )

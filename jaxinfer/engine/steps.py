@@ -31,11 +31,14 @@ class Plan:
         cfg: the model.
         speculation: None, or one of `SPECULATIONS`.
         drafts: tokens drafted a step (0 without speculation).
+        vocabulary: ids that stand for something; the rest only pads the logits and is never
+            chosen. None for all.
     """
 
     cfg: Config
     speculation: str | None
     drafts: int
+    vocabulary: int | None = None
 
     @property
     def rows(self) -> int:
@@ -149,7 +152,7 @@ def prefill_step(
     last = hidden[:, valid - 1][:, None]
     one = jax.tree.map(lambda a: a[slot][None], slots.sampler)
     index = (start + valid)[:, None]
-    token, logprob = sample(model.logits(params, last, rows), one, index, rows.tile or 1)
+    token, logprob = sample(_scores(plan, params, last, rows), one, index, rows.tile or 1)
     token, logprob = token[0, 0], logprob[0, 0]
     done = following < 0
     following = jnp.where(done, token, following)
@@ -190,7 +193,7 @@ def decode_step(params: Params, plan: Plan, slots: Slots) -> tuple[Slots, Commit
     hidden, state = model.decode(params, cfg, model.embed(params, cfg, tokens), slots.state, mode)
 
     after = start[:, None] + 1 + jnp.arange(T)
-    scores = model.logits(params, hidden, mode)
+    scores = _scores(plan, params, hidden, mode)
     chosen, logprobs = sample(scores, slots.sampler, after, mode.tile or 1)
     held = (chosen[:, :-1] == slots.drafts) & (jnp.arange(T - 1) < slots.drafted[:, None])
     accepted = jnp.sum(jnp.cumprod(held, axis=1), axis=1)
@@ -204,6 +207,14 @@ def decode_step(params: Params, plan: Plan, slots: Slots) -> tuple[Slots, Commit
     )
     out = Committed(chosen, logprobs, count, jnp.where(slots.active, slots.drafted, 0))
     return replace(slots, state=state, history=history, drafts=drafts, drafted=drafted), out
+
+
+def _scores(plan: Plan, params: Params, hidden: jax.Array, mode: Mode) -> jax.Array:
+    """Logits `[B, T, V]`, minus infinity where an id stands for nothing."""
+    scores = model.logits(params, hidden, mode)
+    if plan.vocabulary is None:
+        return scores
+    return jnp.where(jnp.arange(scores.shape[-1]) < plan.vocabulary, scores, -jnp.inf)
 
 
 def _draft(
@@ -277,5 +288,5 @@ def _mtp_drafts(
             row = newest + step
             place = model.text_positions(position + row, 1)
             h, state = model.draft(params, cfg, x, h, state, start + row, place, rows)
-        drafts.append(jnp.argmax(model.logits(params, h, rows), axis=-1).astype(jnp.int32))
+        drafts.append(jnp.argmax(_scores(plan, params, h, rows), axis=-1).astype(jnp.int32))
     return jnp.concatenate(drafts, axis=1), state

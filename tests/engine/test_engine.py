@@ -254,3 +254,13 @@ def test_steps_return_slots_of_the_type_they_took(
 
 def weak_types(slots: Slots) -> list[bool]:
     return [a.weak_type for a in jax.tree.leaves(slots)]
+
+
+def test_ids_that_only_pad_the_logits_are_never_chosen(
+    tiny_llm: LLM, build: Build, code: list[int]
+) -> None:
+    like = build("tiny_qwen", "mtp", 1, 4)
+    plan = replace(like.plan, vocabulary=300)
+    engine = Engine(like._params, plan, tiny_llm.tokenizer, EOS, 4, like.context)
+    completion = complete(engine, code[:9], SamplingParams(max_tokens=12, temperature=3, seed=1))
+    assert max(completion.token_ids) < 300

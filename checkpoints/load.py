@@ -106,6 +106,8 @@ def load(
             cfg, params = engine_format.load(directory, vision=vision)
         leaves = jax.tree.leaves(params)
         report.tensors, report.bytes_on_device = len(leaves), sum(a.nbytes for a in leaves)
+        if progress is not None:
+            progress(report.bytes_on_device, report.bytes_on_device)
         return cfg, params
     with report.timed("headers"):
         files = TensorFiles(directory)

@@ -12,7 +12,15 @@ from tokenizers import Tokenizer
 
 from jaxinfer.engine.request import Chunk, RequestError, SamplingParams, Usage
 from jaxinfer.engine.sampling import Sampler
-from jaxinfer.engine.steps import Plan, claim, decode_step, init_slots, prefill_step, release
+from jaxinfer.engine.steps import (
+    Plan,
+    Slots,
+    claim,
+    decode_step,
+    init_slots,
+    prefill_step,
+    release,
+)
 from jaxinfer.engine.text import TextStream
 from jaxinfer.qwen.config import CHUNK
 from jaxinfer.qwen.params import Params
@@ -57,7 +65,7 @@ class Engine:
     ) -> None:
         self.plan, self.context = plan, context
         self._params, self._tokenizer, self._eos = params, tokenizer, frozenset(eos)
-        self._slots = init_slots(plan, batch, context)
+        self._slots = self._empty_slots(batch)
         self._running: list[Request | None] = [None] * batch
         self._waiting: deque[Request] = deque()
 
@@ -121,7 +129,12 @@ class Engine:
         self._waiting.clear()
         self._running = [None] * len(self._running)
         del self._slots  # before new ones take as much memory
-        self._slots = init_slots(self.plan, len(self._running), self.context)
+        self._slots = self._empty_slots(len(self._running))
+
+    def _empty_slots(self, batch: int) -> Slots:
+        # Committed to the device from the start: parameters that are (restored by Orbax) make the
+        # results so, and the next step would be compiled once more.
+        return jax.device_put(init_slots(self.plan, batch, self.context), jax.devices()[0])
 
     def _admit(self) -> None:
         for slot, request in enumerate(self._running):

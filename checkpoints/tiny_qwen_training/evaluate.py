@@ -354,7 +354,7 @@ def _loss_chart(losses: Sequence[Record]) -> Figure:
         axes.bar_label(drawn, fmt="%.3f", padding=2)
     heads = [f"{kind},\n{'MTP head' if head else 'next token'}" for kind, head in bars]
     axes.set_xticks(range(len(bars)), heads)
-    axes.set(ylabel="held-out loss, nats a token")
+    axes.set(ylabel="held-out loss, nats a token", ymargin=0.1)
     axes.legend(frameon=False)
     return figure
 
@@ -370,8 +370,8 @@ def _acceptance_chart(lines: Sequence[Record]) -> Figure:
             style = {"color": COLOURS[i], "linestyle": "-" if mode == "greedy" else ":"}
             axes.plot(LENGTHS, heights, marker="o", label=f"{drafter}, {mode}", **style)
         axes.set(title=kind, ylabel=names[value], xlabel="tokens drafted a step", xticks=LENGTHS)
-        axes.set_ylim(bottom=0)
         axes.label_outer()
+    plt.setp(grid.flat, ylim=(0, None))
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 

@@ -24,6 +24,7 @@ from flax import struct
 
 from checkpoints.export import save_published
 from checkpoints.tiny_qwen_training.architecture import CONFIG
+from checkpoints.tiny_qwen_training.dataset import KINDS
 from jaxinfer.qwen.config import Config
 from jaxinfer.qwen.model import train_forward
 from jaxinfer.qwen.params import init
@@ -112,9 +113,6 @@ class Batches:
             start = self.rng.integers(len(array) - self.length - 1)
             picks.append(array[start : start + self.length + 1])
         return np.stack(picks).astype(np.int32)
-
-
-KINDS = ("code", "chat")
 
 
 def heldout(data: Path, kind: str, length: int) -> np.ndarray:

@@ -1,6 +1,5 @@
 """What several tests of the model need: golden cases, an error measure, a prompt runner."""
 
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -56,4 +55,4 @@ def run_prompt(
     return jnp.concatenate(hidden, axis=1)[0, :T], state
 
 
-scores = partial(jax.jit(model.logits, static_argnums=2))
+scores = jax.jit(model.logits, static_argnums=2)

@@ -173,6 +173,7 @@ class LLM:
         """Token ids of a conversation, up to where the assistant is to speak."""
         if self.template is None:
             raise RequestError(f"{self.name} has no chat template; use generate() instead")
+        _only_text(messages)
         text = self.template.render(messages, tools, **template_options)
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -202,6 +203,19 @@ class LLM:
                 del self._inboxes[request]
                 if not request.ended:
                     self.engine.cancel(request)
+
+
+def _only_text(messages: Messages) -> None:
+    """Raise RequestError for a picture or a video: the template would make placeholders of them."""
+    for number, message in enumerate(messages):
+        parts = message.get("content")
+        for part in parts if isinstance(parts, list | tuple) else ():
+            if isinstance(part, Mapping) and "text" not in part:
+                kind = part.get("type", next(iter(part), None))
+                raise RequestError(
+                    f"messages[{number}] holds a part of type {kind!r}; only text can be answered "
+                    "yet: leave it out"
+                )
 
 
 def _require(directory: Path, name: str) -> Path:

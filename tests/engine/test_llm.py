@@ -197,3 +197,11 @@ def test_without_an_mtp_head_auto_falls_back_and_mtp_is_refused(
     assert LLM("tiny_qwen", context=64).engine.plan.speculation == "ngram"
     with pytest.raises(ValueError, match="tiny_qwen has no MTP head; use speculation='ngram'"):
         LLM("tiny_qwen", speculation="mtp", context=64)
+
+
+def test_a_picture_is_refused_and_not_dropped(tiny_llm: LLM) -> None:
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "image", "image": "cat.png"}]
+    with pytest.raises(RequestError, match=r"messages\[0\] holds a part of type 'image'"):
+        tiny_llm.render([{"role": "user", "content": parts}])
+    text = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    assert tiny_llm.render(text) == tiny_llm.render([{"role": "user", "content": "Hello"}])

@@ -60,7 +60,7 @@ def test_closing_a_stream_cancels_its_request(
     async def work() -> None:
         stream = served.stream(code[:9], ENDLESS)
         await anext(stream)
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         # The engine's thread takes orders in turn: after this one it has taken the other.
         await complete(served.stream(code[:9], GREEDY))
 

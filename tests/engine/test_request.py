@@ -36,7 +36,7 @@ def test_the_ends_of_the_ranges_are_allowed() -> None:
 
 def test_one_stop_string_may_be_given_bare_and_lists_become_tuples() -> None:
     assert SamplingParams(stop="end").stop == ("end",)
-    params = SamplingParams(stop=["a", "b"], stop_token_ids=[1, 2])  # type: ignore[arg-type]
+    params = SamplingParams(stop=["a", "b"], stop_token_ids=[1, 2])
     assert (params.stop, params.stop_token_ids) == (("a", "b"), (1, 2))
     assert hash(params) == hash(SamplingParams(stop=("a", "b"), stop_token_ids=(1, 2)))
 

@@ -15,9 +15,7 @@ from checkpoints.locate import find
 from checkpoints.progress import OnProgress
 from jaxinfer.qwen import model
 from jaxinfer.qwen.config import CHUNK, Config
-from jaxinfer.qwen.mode import TRAIN
 from jaxinfer.qwen.params import Matrix, Params, leaves, nvidia_mix, structure
-from jaxinfer.qwen.state import init_state
 from pallas_kernels import Dense, Observed
 from pallas_kernels.weights import FP8_MAX
 
@@ -64,10 +62,7 @@ def input_scales(
 
 @partial(jax.jit, static_argnums=1)
 def _forward(params: Params, cfg: Config, tokens: jax.Array) -> jax.Array:
-    state = init_state(cfg, 1, WINDOW, 1)
-    positions = model.text_positions(state.length, WINDOW)
-    x = model.embed(params, cfg, tokens[None])
-    return model.prefill(params, cfg, x, state, jnp.array([WINDOW]), positions, TRAIN)[0]
+    return model.whole(params, cfg, model.embed(params, cfg, tokens[None]))
 
 
 def _observe(cfg: Config, params: Params, largest: dict[str, float]) -> Params:

@@ -5,11 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxinfer.qwen.config import Config
+from jaxinfer.qwen.cache import Cache, Place
+from jaxinfer.qwen.config import CHUNK, Config
 from jaxinfer.qwen.mode import Mode
 from jaxinfer.qwen.norms import rms_norm
 from jaxinfer.qwen.params import Attention
 from pallas_kernels import each, linear, rowwise
+
+BLOCK = 4 * CHUNK
+"""Tokens of a sequence that are attended to together."""
 
 
 def rotary(cfg: Config, positions: jax.Array, mode: Mode) -> tuple[jax.Array, jax.Array]:
@@ -37,73 +41,119 @@ def attention(
     cfg: Config,
     x: jax.Array,
     turn: tuple[jax.Array, jax.Array],
-    k_cache: jax.Array,
-    v_cache: jax.Array,
-    start: jax.Array,
+    cache: Cache,
+    place: Place,
     mode: Mode,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`x + o_proj(attend(norm(x)) · sigmoid(gate))`, and the caches with this step's rows written.
+) -> tuple[jax.Array, Cache]:
+    """`x + o_proj(attend(norm(x)) · sigmoid(gate))`, and the cache with these tokens written.
 
     Args:
         p: stacked parameters.
-        layer: index into their stack and into the caches.
+        layer: index into their stack.
         cfg: the model.
-        x: `[B, T, D]`.
+        x: `[B, T, D]`; in chunked mode `T` is 64.
         turn: cosines and sines from `rotary`.
-        k_cache: `[L, B, S, Hkv, d]`.
-        v_cache: the same for values.
-        start: `[B]`, index of the first of these tokens in its sequence; rows that fall past `S`
-            are dropped.
+        cache: pages of all layers, and which of them this one uses.
+        place: where these tokens stand.
         mode: see `Mode`.
     """
     B, T = x.shape[:2]
-    index = start[:, None] + jnp.arange(T)
     q, gate, k, v = rowwise(
         lambda *rows: _project(p, layer, cfg, *rows), mode.tile, x, turn[0], turn[1]
     )
-    where = (layer, jnp.arange(B)[:, None], index)
-    k_cache = k_cache.at[where].set(k, mode="drop")
-    v_cache = v_cache.at[where].set(v, mode="drop")
+    cache = cache.write(place, k, v)
 
-    # A chunk, or a row, at a time: then the split of a prompt, or the drafts beside a token, cannot
+    # A piece, or a row, at a time: then the split of a prompt, or the drafts beside a token, cannot
     # show in its bits.
-    together = T if mode.tile is None else mode.tile if mode.chunked else 1
+    together = T if mode.chunked else 1
+    index = place.start[:, None] + jnp.arange(T)
+    table = jnp.repeat(place.table, T // together, axis=0)
+    o = each(
+        lambda q, table, index: attend_pages(q, cache, table, index),
+        mode.tile,
+        q.reshape(-1, together, *q.shape[2:]),
+        table,
+        index.reshape(-1, together),
+    )
 
-    def sequence(q: jax.Array, b: jax.Array, index: jax.Array) -> jax.Array:
-        keys, values = _rows_of(k_cache, layer, b), _rows_of(v_cache, layer, b)
-        pieces = q.reshape(-1, together, *q.shape[1:]), index.reshape(-1, together)
-        o = each(lambda q, i: attend(q, keys, values, i), mode.tile, *pieces)
-        return o.reshape(q.shape)
+    y = rowwise(lambda *rows: _output(p, layer, *rows), mode.tile, x, o.reshape(B, T, -1), gate)
+    return y, cache
 
-    o = each(sequence, mode.tile, q, jnp.arange(B), index)
 
-    def output(x: jax.Array, o: jax.Array, gate: jax.Array) -> jax.Array:
-        return x + linear(o * jax.nn.sigmoid(gate), p.o_proj, layer)
-
-    return rowwise(output, mode.tile, x, o.reshape(B, T, -1), gate), k_cache, v_cache
+def attention_alone(
+    p: Attention, layer: int, cfg: Config, x: jax.Array, turn: tuple[jax.Array, jax.Array]
+) -> jax.Array:
+    """`attention` of whole sequences `[B, T, D]` from their beginning, without a cache."""
+    q, gate, k, v = rowwise(lambda *rows: _project(p, layer, cfg, *rows), None, x, turn[0], turn[1])
+    index = jnp.arange(x.shape[1])
+    o = each(lambda q, k, v: attend(q, k, v, index), None, q, k, v)
+    return rowwise(lambda *rows: _output(p, layer, *rows), None, x, o.reshape(gate.shape), gate)
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, index: jax.Array) -> jax.Array:
-    """Causal attention of some tokens over their sequence's cache; softmax in float32.
+    """Causal attention of some tokens over their sequence; softmax in float32.
 
     Args:
         q: `[T, H, d]`; query head `h` reads key head `h // (H / Hkv)`.
         k: `[S, Hkv, d]`.
         v: the same.
-        index: `[T]`, each token sees cache rows `0 … index`.
+        index: `[T]`, each token sees rows `0 … index`.
 
     Returns:
         `[T, H, d]` in the type of `q`.
     """
-    T, H, d = q.shape
-    S, G = k.shape[:2]
-    grouped = q.reshape(T, G, H // G, d)
-    scores = jnp.einsum("tghd,sgd->tghs", grouped, k, preferred_element_type=jnp.float32)
-    seen = jnp.arange(S) <= index[:, None]
-    scores = jnp.where(seen[:, None, None], scores * d**-0.5, -jnp.inf)
+    scores = _scores(q, k, jnp.arange(k.shape[0]), index)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     o = jnp.einsum("tghs,sgd->tghd", weights, v, preferred_element_type=jnp.float32)
-    return o.reshape(T, H, d).astype(q.dtype)
+    return o.reshape(q.shape).astype(q.dtype)
+
+
+def attend_pages(q: jax.Array, cache: Cache, table: jax.Array, index: jax.Array) -> jax.Array:
+    """`attend` over the pages of a table `[M]`, `BLOCK` tokens at a time.
+
+    The blocks are cut at fixed positions and added up from the first to the last, with the running
+    maximum of a streamed softmax (Milakov and Gimelshein, 2018): blocks past `index` change no bit,
+    so the size of the table does not show.
+    """
+    T, H, d = q.shape
+    G = cache.k.shape[3]
+    step = BLOCK // CHUNK
+    table = jnp.pad(table, (0, -table.shape[0] % step))
+    last = index[-1]
+
+    def block(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        highest, total, o = carry
+        k, v = cache.read(lax.dynamic_slice_in_dim(table, number * step, step), q.dtype)
+        places = number * BLOCK + jnp.arange(BLOCK)
+        # What nobody has written may be anything, and nothing times infinity is not nothing.
+        v = jnp.where((places <= last)[:, None, None], v, 0)
+        scores = _scores(q, k, places, index)
+        peak = jnp.maximum(highest, jnp.max(scores, axis=-1))
+        weights, fade = jnp.exp(scores - peak[..., None]), jnp.exp(highest - peak)
+        part = jnp.einsum(
+            "tghs,sgd->tghd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+        )
+        total = total * fade + jnp.sum(weights, axis=-1)
+        return lax.optimization_barrier((peak, total, o * fade[..., None] + part))
+
+    start = (
+        jnp.full((T, G, H // G), -jnp.inf),
+        jnp.zeros((T, G, H // G)),
+        jnp.zeros((T, G, H // G, d)),
+    )
+    # A loop whose end depends on data makes a GPU's host wait at every turn.
+    bound = last // BLOCK + 1 if jax.default_backend() == "cpu" else table.shape[0] // step
+    _, total, o = lax.fori_loop(0, bound, block, start)
+    return (o / total[..., None]).reshape(q.shape).astype(q.dtype)
+
+
+def _scores(q: jax.Array, k: jax.Array, places: jax.Array, index: jax.Array) -> jax.Array:
+    """`[T, Hkv, H/Hkv, S]` float32, minus infinity for keys at places after a token's index."""
+    T, _, d = q.shape
+    grouped = q.reshape(T, k.shape[1], -1, d)
+    scores = jnp.einsum("tghd,sgd->tghs", grouped, k, preferred_element_type=jnp.float32)
+    seen = places <= index[:, None]
+    return jnp.where(seen[:, None, None], scores * d**-0.5, -jnp.inf)
 
 
 def _project(
@@ -121,6 +171,10 @@ def _project(
     return q, gate.reshape(M, -1), k, v
 
 
+def _output(p: Attention, layer: int, x: jax.Array, o: jax.Array, gate: jax.Array) -> jax.Array:
+    return x + linear(o * jax.nn.sigmoid(gate), p.o_proj, layer)
+
+
 def _turn(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """Rotate the first dimensions of each head, half against half; the rest pass through."""
     half = cos.shape[-1]
@@ -128,7 +182,3 @@ def _turn(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     cos, sin = cos[:, None], sin[:, None]
     turned = [a * cos - b * sin, b * cos + a * sin]
     return jnp.concatenate([t.astype(x.dtype) for t in turned] + [rest], axis=-1)
-
-
-def _rows_of(cache: jax.Array, layer: int, b: jax.Array) -> jax.Array:
-    return lax.dynamic_slice(cache, (layer, b, 0, 0, 0), (1, 1, *cache.shape[2:]))[0, 0]

@@ -18,7 +18,7 @@ from jaxinfer.qwen.config import CHUNK, Config
 from jaxinfer.qwen.mode import Mode
 from jaxinfer.qwen.norms import gated_rms_norm, l2_normalise, rms_norm
 from jaxinfer.qwen.params import GatedDelta
-from jaxinfer.qwen.state import State
+from jaxinfer.qwen.state import Pieces, Rows, State
 from pallas_kernels import each, linear, rowwise
 from pallas_kernels.triangular import solve_unit_lower
 
@@ -53,7 +53,13 @@ class Memory(NamedTuple):
 
 
 def gated_delta(
-    p: GatedDelta, layer: int, cfg: Config, x: jax.Array, state: State, valid: jax.Array, mode: Mode
+    p: GatedDelta,
+    layer: int,
+    cfg: Config,
+    x: jax.Array,
+    state: State,
+    which: Pieces | Rows,
+    mode: Mode,
 ) -> tuple[jax.Array, State]:
     """`x + out_proj(mixer(norm(x)))` and the state after it.
 
@@ -61,41 +67,61 @@ def gated_delta(
         p: stacked parameters.
         layer: index into their stack and into the state's.
         cfg: the model.
-        x: `[B, T, D]`; `T` is a multiple of 64 in chunked mode.
-        state: in chunked mode nothing may be pending.
-        valid: `[B]`, how many of the `T` tokens are real; used in chunked mode only.
-        mode: chunked mode advances the state by `valid` tokens; decode mode replays what is
-            pending, leaves the state there and makes the new rows pending.
+        x: `[B, T, D]`; `T` is 64 for pieces.
+        state: of all sequences.
+        which: pieces advance the state of their slots by their valid tokens; nothing may be pending
+            there. Rows replay what is pending, leave the state there and become pending themselves.
+        mode: see `Mode`.
     """
     T = x.shape[1]
     inputs, z = rowwise(lambda rows: _project(p, layer, cfg, rows), mode.tile, x)
-    memory = Memory(state.conv[layer], state.recurrent[layer])
     w = p.conv1d[layer]
-    if mode.chunked:
-        run = _chunks if mode.tile is None else _chunk_by_chunk
-        o, memory = each(lambda *a: run(cfg, w, *a), mode.tile, memory, inputs, valid)
-        pending = {}
+    fields = vars(state).copy()
+    if isinstance(which, Pieces):
+        o, after = _piece_by_piece(cfg, w, layer, state, inputs, which)
+        scratch = state.pending.shape[0] - 1
+        ends = jnp.append(which.slot[1:] != which.slot[:-1], True)
+        for entry in (jnp.where(ends, which.slot, scratch), which.snapshot):
+            fields["conv"] = fields["conv"].at[layer, entry].set(after.conv)
+            fields["recurrent"] = fields["recurrent"].at[layer, entry].set(after.recurrent)
     else:
-        last = Inputs(state.pending_x[layer], state.pending_g[layer], state.pending_beta[layer])
-        o, memory = each(
-            lambda *a: _replay_then_run(cfg, w, *a), mode.tile, memory, last, state.pending, inputs
-        )
-        at = (layer, slice(None), slice(0, T))
-        pending = {
-            "pending_x": state.pending_x.at[at].set(inputs.x),
-            "pending_g": state.pending_g.at[at].set(inputs.g),
-            "pending_beta": state.pending_beta.at[at].set(inputs.beta),
-        }
 
-    def output(x: jax.Array, o: jax.Array, z: jax.Array) -> jax.Array:
-        normed = gated_rms_norm(o, p.o_norm[layer], z, cfg.rms_norm_eps)
-        return x + linear(normed.reshape(x.shape[0], -1), p.out_proj, layer)
+        def run(slot: jax.Array, new: Inputs) -> tuple[jax.Array, Memory]:
+            memory = Memory(state.conv[layer, slot], state.recurrent[layer, slot])
+            last = (state.pending_x, state.pending_g, state.pending_beta)
+            last = Inputs(*(a[layer, slot] for a in last))
+            return _replay_then_run(cfg, w, memory, last, state.pending[slot], new)
 
-    y = rowwise(output, mode.tile, x, o, z)
-    fields = vars(state) | pending
-    fields["conv"] = state.conv.at[layer].set(memory.conv)
-    fields["recurrent"] = state.recurrent.at[layer].set(memory.recurrent)
+        o, memory = each(run, mode.tile, which.slot, inputs)
+        fields["conv"] = state.conv.at[layer, which.slot].set(memory.conv)
+        fields["recurrent"] = state.recurrent.at[layer, which.slot].set(memory.recurrent)
+        at = (layer, which.slot, slice(0, T))
+        fields["pending_x"] = state.pending_x.at[at].set(inputs.x)
+        fields["pending_g"] = state.pending_g.at[at].set(inputs.g)
+        fields["pending_beta"] = state.pending_beta.at[at].set(inputs.beta)
+    y = rowwise(lambda *rows: _output(p, layer, cfg, *rows), mode.tile, x, o, z)
     return y, State(**fields)
+
+
+def gated_delta_alone(p: GatedDelta, layer: int, cfg: Config, x: jax.Array) -> jax.Array:
+    """`gated_delta` of whole sequences `[B, T, D]` from their beginning; `T` a multiple of 64."""
+    inputs, z = rowwise(lambda rows: _project(p, layer, cfg, rows), None, x)
+    w = p.conv1d[layer]
+    heads, dk = cfg.linear_num_value_heads, cfg.linear_key_head_dim
+    memory = Memory(
+        jnp.zeros((w.shape[1] - 1, w.shape[0]), x.dtype),
+        jnp.zeros((heads, dk, cfg.linear_value_head_dim), jnp.float32),
+    )
+    valid = jnp.int32(x.shape[1])
+    o = each(lambda new: _chunks(cfg, w, memory, new, valid)[0], None, inputs)
+    return rowwise(lambda *rows: _output(p, layer, cfg, *rows), None, x, o, z)
+
+
+def _output(
+    p: GatedDelta, layer: int, cfg: Config, x: jax.Array, o: jax.Array, z: jax.Array
+) -> jax.Array:
+    normed = gated_rms_norm(o, p.o_norm[layer], z, cfg.rms_norm_eps)
+    return x + linear(normed.reshape(x.shape[0], -1), p.out_proj, layer)
 
 
 def _project(p: GatedDelta, layer: int, cfg: Config, x: jax.Array) -> tuple[Inputs, jax.Array]:
@@ -185,20 +211,27 @@ def _windows(rows: jax.Array, taps: int) -> jax.Array:
     return jnp.stack([rows[i : i + count] for i in range(taps)], axis=1)
 
 
-def _chunk_by_chunk(
-    cfg: Config, w: jax.Array, memory: Memory, new: Inputs, valid: jax.Array
+def _piece_by_piece(
+    cfg: Config, w: jax.Array, layer: int, state: State, inputs: Inputs, pieces: Pieces
 ) -> tuple[jax.Array, Memory]:
-    """`_chunks` for one chunk after another, so that the split of a prompt cannot show."""
+    """`_chunks` for one piece after another, so that the split of a prompt cannot show.
 
-    def step(memory: Memory, piece: tuple[Inputs, jax.Array]) -> tuple[Memory, jax.Array]:
-        new, before = lax.optimization_barrier(piece)
-        o, memory = _chunks(cfg, w, memory, new, jnp.clip(valid - before, 0, CHUNK))
-        return lax.optimization_barrier((memory, o))
+    Returns outputs `[P, 64, Hv, dv]` and the memory after each piece `[P, …]`.
+    """
+    same = pieces.slot[1:] == pieces.slot[:-1]
+    goes_on = jnp.concatenate([jnp.zeros(1, bool), same])
 
-    pieces = jax.tree.map(lambda a: a.reshape(-1, CHUNK, *a.shape[1:]), new)
-    before = CHUNK * jnp.arange(new.x.shape[0] // CHUNK)
-    memory, o = lax.scan(step, memory, (pieces, before))
-    return o.reshape(-1, *o.shape[2:]), memory
+    def step(before: Memory, piece: tuple) -> tuple[Memory, tuple[jax.Array, Memory]]:
+        new, goes_on, source, start, valid = lax.optimization_barrier(piece)
+        held = Memory(state.conv[layer, source], state.recurrent[layer, source])
+        held = jax.tree.map(lambda a: jnp.where(start > 0, a, 0), held)
+        memory = jax.tree.map(lambda a, b: jnp.where(goes_on, a, b), before, held)
+        o, after = _chunks(cfg, w, memory, new, valid)
+        return lax.optimization_barrier((after, (o, after)))
+
+    nothing = Memory(jnp.zeros_like(state.conv[0, 0]), jnp.zeros_like(state.recurrent[0, 0]))
+    rows = (inputs, goes_on, pieces.source, pieces.start, pieces.valid)
+    return lax.scan(step, nothing, rows)[1]
 
 
 def _chunks(

@@ -9,14 +9,15 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.qwen.attention import attention, rotary
-from jaxinfer.qwen.config import Config
-from jaxinfer.qwen.gated_delta import gated_delta
+from jaxinfer.qwen.attention import attention, attention_alone, rotary
+from jaxinfer.qwen.cache import Cache, Place
+from jaxinfer.qwen.config import CHUNK, Config
+from jaxinfer.qwen.gated_delta import gated_delta, gated_delta_alone
 from jaxinfer.qwen.mode import PREFILL, TRAIN, Mode
 from jaxinfer.qwen.moe import moe
 from jaxinfer.qwen.norms import rms_norm
 from jaxinfer.qwen.params import Params
-from jaxinfer.qwen.state import State, init_state
+from jaxinfer.qwen.state import Pieces, Rows, State
 from pallas_kernels import linear, rowwise
 
 
@@ -55,54 +56,69 @@ def prefill(
     cfg: Config,
     x: jax.Array,
     state: State,
-    valid: jax.Array,
+    pieces: Pieces,
     positions: jax.Array,
-    mode: Mode = PREFILL,
 ) -> tuple[jax.Array, State]:
-    """Run prompt chunks and advance the state by them.
+    """Run pieces of prompts and advance the state of their slots by them.
 
     Args:
         params: the model's parameters.
         cfg: its configuration.
-        x: embeddings `[B, T, D]`; `T` is a multiple of 64.
-        state: of `B` sequences, each of a length that is a multiple of 64, nothing pending.
-        valid: `[B]`, how many tokens of each row are real; the rest is padding at the end. Zero
-            leaves a sequence as it is.
-        positions: rotary positions `[B, T, 3]`.
-        mode: `PREFILL`, or `TRAIN` for gradients.
+        x: embeddings `[P, 64, D]`.
+        state: nothing may be pending in the slots of the pieces.
+        pieces: what they are.
+        positions: rotary positions `[P, 64, 3]`.
 
     Returns:
-        Hidden states after the final norm `[B, T, D]`, and the state.
+        Hidden states after the final norm `[P, 64, D]`, and the state.
     """
-    hidden, state = _layers(params, cfg, x, state, valid, positions, mode)
-    none = jnp.zeros_like(state.pending)
-    return hidden, replace(state, length=state.length + valid, pending=none)
+    place = Place(pieces.table, pieces.start, jnp.where(pieces.fresh, CHUNK, 0))
+    hidden, state = _layers(params, cfg, x, state, pieces, place, positions, PREFILL)
+    # Of several pieces in one slot the last is the longest, whatever the order of the writes.
+    length = state.length.at[pieces.slot].set(0)
+    length = length.at[pieces.slot].max(pieces.start + pieces.valid)
+    pending = state.pending.at[pieces.slot].set(0)
+    return hidden, replace(state, length=length, pending=pending)
 
 
 def decode(
-    params: Params, cfg: Config, x: jax.Array, state: State, mode: Mode
+    params: Params,
+    cfg: Config,
+    x: jax.Array,
+    state: State,
+    rows: Rows,
+    active: jax.Array,
+    mode: Mode,
 ) -> tuple[jax.Array, State]:
-    """Run `T` rows of each sequence: a token, or a token and the drafts to verify after it.
+    """Run `T` rows of some sequences: a token each, or a token and the drafts to verify after it.
 
     Args:
         params: the model's parameters.
         cfg: its configuration.
-        x: embeddings `[B, T, D]`, `T` at most the state's pending rows.
-        state: of `B` sequences.
+        x: embeddings `[b, T, D]`, `T` at most the state's pending rows.
+        state: of all sequences.
+        rows: which sequences.
+        active: `[b]` bool; what others compute is not kept.
         mode: `decode_mode()`.
 
     Returns:
-        Hidden states after the final norm `[B, T, D]`, and the state with these rows pending: call
+        Hidden states after the final norm `[b, T, D]`, and the state with these rows pending: call
         `accept` with the number of them that hold before the next step.
     """
     T = x.shape[1]
-    positions = text_positions(state.length + state.rope_delta, T)
-    return _layers(params, cfg, x, state, jnp.full(x.shape[:1], T), positions, mode)
+    start = state.length[rows.slot]
+    positions = text_positions(start + state.rope_delta[rows.slot], T)
+    place = Place(rows.table, start, jnp.where(active, T, 0))
+    return _layers(params, cfg, x, state, rows, place, positions, mode)
 
 
-def accept(state: State, rows: jax.Array) -> State:
-    """Keep the first `rows [B]` rows of the last decode or verify step; the others never were."""
-    return replace(state, length=state.length + rows, pending=rows)
+def accept(state: State, rows: Rows, count: jax.Array) -> State:
+    """Keep the first `count [b]` rows of the last decode or verify step; the others never were."""
+    return replace(
+        state,
+        length=state.length.at[rows.slot].add(count),
+        pending=state.pending.at[rows.slot].set(count),
+    )
 
 
 def draft(
@@ -111,7 +127,7 @@ def draft(
     x: jax.Array,
     hidden: jax.Array,
     state: State,
-    start: jax.Array,
+    place: Place,
     positions: jax.Array,
     mode: Mode,
 ) -> tuple[jax.Array, State]:
@@ -123,29 +139,42 @@ def draft(
         x: embeddings of the *next* tokens `[B, T, D]`.
         hidden: the model's hidden states after its final norm, or this head's own output when it
             drafts further, `[B, T, D]`.
-        state: only the MTP caches are read and written.
-        start: `[B]`, index `i` of the first row.
+        state: only the MTP head's pages are read and written.
+        place: where the rows `i` stand.
         positions: rotary positions of the rows `i`, `[B, T, 3]`.
         mode: see `Mode`.
 
     Returns:
         The head's output `[B, T, D]` after its norm, input of `logits`; and the state.
     """
+    y = _joined(params, cfg, x, hidden, mode)
     p = params.mtp
-    if p is None:
-        raise ValueError("this checkpoint has no MTP head; draft with n-grams instead")
-
-    def join(x: jax.Array, hidden: jax.Array) -> jax.Array:
-        e = rms_norm(x, p.pre_fc_norm_embedding, cfg.rms_norm_eps)
-        h = rms_norm(hidden, p.pre_fc_norm_hidden, cfg.rms_norm_eps)
-        return linear(jnp.concatenate([e, h], axis=-1), p.fc)
-
-    y = rowwise(join, mode.tile, x, hidden)
+    assert p is not None
     turn = rotary(cfg, positions, mode)
-    y, k, v = attention(p.attention, 0, cfg, y, turn, state.mtp_k, state.mtp_v, start, mode)
+    cache = Cache(state.k, state.v, len(cfg.attention_layers))
+    y, cache = attention(p.attention, 0, cfg, y, turn, cache, place, mode)
     y = moe(p.moe, 0, cfg, y, mode)
     y = rowwise(lambda r: rms_norm(r, p.norm, cfg.rms_norm_eps), mode.tile, y)
-    return y, replace(state, mtp_k=k, mtp_v=v)
+    return y, replace(state, k=cache.k, v=cache.v)
+
+
+def whole(params: Params, cfg: Config, x: jax.Array) -> jax.Array:
+    """Hidden states after the final norm of whole sequences, differentiable, without a state.
+
+    Args:
+        params: the model's parameters.
+        cfg: its configuration.
+        x: embeddings `[B, T, D]`, `T` a multiple of 64.
+    """
+    turn = rotary(cfg, text_positions(jnp.zeros(x.shape[0], jnp.int32), x.shape[1]), TRAIN)
+    for number in range(cfg.num_layers):
+        if number in cfg.gdn_layers:
+            x = gated_delta_alone(params.gdn, cfg.gdn_layers.index(number), cfg, x)
+        else:
+            index = cfg.attention_layers.index(number)
+            x = attention_alone(params.attention, index, cfg, x, turn)
+        x = moe(params.moe, number, cfg, x, TRAIN)
+    return rms_norm(x, params.norm, cfg.rms_norm_eps)
 
 
 def train_forward(params: Params, cfg: Config, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -160,14 +189,29 @@ def train_forward(params: Params, cfg: Config, tokens: jax.Array) -> tuple[jax.A
         Scores `[B, T, V]` for the next token at every position, and the MTP head's scores
         `[B, T-1, V]` for the one after it (row `i` has seen tokens up to `i + 1`).
     """
-    B, T = tokens.shape
-    state = init_state(cfg, B, T, 1)
-    positions = text_positions(state.length, T)
     x = embed(params, cfg, tokens)
-    hidden, state = prefill(params, cfg, x, state, jnp.full(B, T), positions, TRAIN)
-    start = jnp.zeros(B, jnp.int32)
-    ahead, _ = draft(params, cfg, x[:, 1:], hidden[:, :-1], state, start, positions[:, :-1], TRAIN)
+    hidden = whole(params, cfg, x)
+    y = _joined(params, cfg, x[:, 1:], hidden[:, :-1], TRAIN)
+    p = params.mtp
+    assert p is not None
+    turn = rotary(cfg, text_positions(jnp.zeros(x.shape[0], jnp.int32), y.shape[1]), TRAIN)
+    y = moe(p.moe, 0, cfg, attention_alone(p.attention, 0, cfg, y, turn), TRAIN)
+    ahead = rms_norm(y, p.norm, cfg.rms_norm_eps)
     return logits(params, hidden, TRAIN), logits(params, ahead, TRAIN)
+
+
+def _joined(params: Params, cfg: Config, x: jax.Array, hidden: jax.Array, mode: Mode) -> jax.Array:
+    """What the MTP head's layer is fed: embeddings and hidden states, normed and projected."""
+    p = params.mtp
+    if p is None:
+        raise ValueError("this checkpoint has no MTP head; draft with n-grams instead")
+
+    def join(x: jax.Array, hidden: jax.Array) -> jax.Array:
+        e = rms_norm(x, p.pre_fc_norm_embedding, cfg.rms_norm_eps)
+        h = rms_norm(hidden, p.pre_fc_norm_hidden, cfg.rms_norm_eps)
+        return linear(jnp.concatenate([e, h], axis=-1), p.fc)
+
+    return rowwise(join, mode.tile, x, hidden)
 
 
 def _layers(
@@ -175,7 +219,8 @@ def _layers(
     cfg: Config,
     x: jax.Array,
     state: State,
-    valid: jax.Array,
+    which: Pieces | Rows,
+    place: Place,
     positions: jax.Array,
     mode: Mode,
 ) -> tuple[jax.Array, State]:
@@ -184,12 +229,11 @@ def _layers(
         with jax.named_scope(f"layer_{number}"):
             if number in cfg.gdn_layers:
                 index = cfg.gdn_layers.index(number)
-                x, state = gated_delta(params.gdn, index, cfg, x, state, valid, mode)
+                x, state = gated_delta(params.gdn, index, cfg, x, state, which, mode)
             else:
                 index = cfg.attention_layers.index(number)
-                x, k, v = attention(
-                    params.attention, index, cfg, x, turn, state.k, state.v, state.length, mode
-                )
-                state = replace(state, k=k, v=v)
+                cache = Cache(state.k, state.v, index)
+                x, cache = attention(params.attention, index, cfg, x, turn, cache, place, mode)
+                state = replace(state, k=cache.k, v=cache.v)
             x = moe(params.moe, number, cfg, x, mode)
     return rowwise(lambda r: rms_norm(r, params.norm, cfg.rms_norm_eps), mode.tile, x), state

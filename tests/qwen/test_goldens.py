@@ -11,18 +11,22 @@ from safetensors.numpy import load_file
 
 from checkpoints import load
 from jaxinfer.qwen import model
-from jaxinfer.qwen.config import Config
+from jaxinfer.qwen.cache import Place
+from jaxinfer.qwen.config import CHUNK, Config
 from jaxinfer.qwen.mode import PREFILL, decode_mode
 from jaxinfer.qwen.params import Params
 from jaxinfer.qwen.positions import mrope_positions
+from jaxinfer.qwen.state import own_pages
 from jaxinfer.qwen.vision import encode
 from tests.qwen.helpers import (
     GOLDENS,
-    jit_decode,
+    ROOM,
     jit_draft,
+    kept,
     relative_error,
     run_prompt,
     scores,
+    step,
 )
 
 pytestmark = pytest.mark.also_gpu
@@ -66,9 +70,7 @@ def decoded(cfg: Config, params: Params, state, tokens: np.ndarray):
     """Hidden states `[1, T, D]` of tokens fed one at a time, and the state."""
     hidden = []
     for token in tokens:
-        x = model.embed(params, cfg, jnp.array([[token]]))
-        h, state = jit_decode(params, cfg, x, state, decode_mode())
-        state = model.accept(state, jnp.array([1]))
+        h, state = step(params, cfg, state, np.array([[token]]))
         hidden.append(h)
     return jnp.concatenate(hidden, axis=1), state
 
@@ -104,9 +106,9 @@ def test_state_after_prefill(cfg: Config, params: Params, cases: Cases) -> None:
         window = cases[golden.format("conv")][:, -taps:].T
         assert relative_error(state.conv[index, 0], window) < TOLERANCE
     keys = cases["decode_71.state_before.key.3"].swapaxes(0, 1)
-    assert relative_error(state.k[0, 0, :71], keys) < TOLERANCE
+    assert relative_error(kept(state.k, 0, 71)[0], keys) < TOLERANCE
     values = cases["decode_71.state_before.value.3"].swapaxes(0, 1)
-    assert relative_error(state.v[0, 0, :71], values) < TOLERANCE
+    assert relative_error(kept(state.v, 0, 71)[0], values) < TOLERANCE
 
 
 def test_prefill_then_decode(cfg: Config, params: Params, cases: Cases) -> None:
@@ -127,36 +129,24 @@ def test_mtp_head_over_a_prompt_and_one_draft_further(
 ) -> None:
     hidden = jnp.asarray(cases["mtp_70.input_hidden"])
     x = model.embed(params, cfg, cases["mtp_70.input_ids"])
-    T = 128
-    pad = ((0, T - 70), (0, 0))
+    pad = ((0, 2 * CHUNK - 70), (0, 0))
+    ahead, hidden = (jnp.pad(a, pad).reshape(2, CHUNK, -1) for a in (x, hidden))
     _, state = run_prompt(params, cfg, x[:1])
-    zero = jnp.array([0])
-    ahead, state = jit_draft(
-        params,
-        cfg,
-        jnp.pad(x, pad)[None],
-        jnp.pad(hidden, pad)[None],
-        state,
-        zero,
-        model.text_positions(zero, T),
-        PREFILL,
-    )
+    start = jnp.array([0, CHUNK])
+    table = jnp.repeat(own_pages(1, ROOM), 2, axis=0)
+    place = Place(table, start, jnp.array([CHUNK, CHUNK]))
+    places = model.text_positions(start, CHUNK)
+    ahead, state = jit_draft(params, cfg, ahead, hidden, state, place, places, PREFILL)
+    ahead = ahead.reshape(1, 2 * CHUNK, -1)
     assert relative_error(ahead[0, :70], cases["mtp_70.hidden"]) < TOLERANCE
     out = scores(params, ahead, PREFILL)[0, :70]
     assert relative_error(out, cases["mtp_70.logits"]) < TOLERANCE
 
     second = model.embed(params, cfg, cases["mtp_70.second.input_ids"])[None]
     at = jnp.array([70])
-    h, _ = jit_draft(
-        params,
-        cfg,
-        second,
-        ahead[:, 69:70],
-        state,
-        at,
-        model.text_positions(at, 1),
-        decode_mode(),
-    )
+    place = Place(own_pages(1, ROOM), at, jnp.array([1]))
+    places = model.text_positions(at, 1)
+    h, _ = jit_draft(params, cfg, second, ahead[:, 69:70], state, place, places, decode_mode())
     assert relative_error(h[0], cases["mtp_70.second.hidden"]) < TOLERANCE
 
 
@@ -174,7 +164,7 @@ def test_images_in_a_prompt_then_decode(cfg: Config, params: Params, cases: Case
     out = scores(params, hidden[None], PREFILL)[0]
     assert relative_error(out, cases["multimodal.logits"]) < TOLERANCE
 
-    state = replace(state, rope_delta=jnp.array([delta]))
+    state = replace(state, rope_delta=jnp.array([delta, 0]))
     hidden, _ = decoded(cfg, params, state, cases["multimodal.decode.input_ids"])
     out = scores(params, hidden, decode_mode())[0]
     assert relative_error(out, cases["multimodal.decode.logits"]) < TOLERANCE

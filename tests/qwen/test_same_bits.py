@@ -10,12 +10,11 @@ import pytest
 from checkpoints import load, resolve
 from jaxinfer.qwen import model
 from jaxinfer.qwen.config import CHUNK, Config
-from jaxinfer.qwen.mode import decode_mode
 from jaxinfer.qwen.params import Params
-from jaxinfer.qwen.state import State, init_state
-from tests.qwen.helpers import jit_decode, jit_prefill, run_prompt
+from jaxinfer.qwen.state import State, init_state, own_pages
+from tests.qwen.helpers import ROOM, empty, jit_prefill, kept, pieces_of, run_prompt, step
 
-ROOM, ROWS = 256, 4
+ROWS = 4
 
 
 @pytest.fixture(scope="module", params=["tiny_qwen", "tiny_qwen-nvfp4"])
@@ -35,10 +34,12 @@ def assert_same(a: jax.Array, b: jax.Array) -> None:
 
 
 def assert_same_state(a: State, b: State, length: int) -> None:
-    for name in ("conv", "recurrent", "pending", "length"):
-        assert_same(getattr(a, name), getattr(b, name))
-    assert_same(a.k[:, :, :length], b.k[:, :, :length])
-    assert_same(a.v[:, :, :length], b.v[:, :, :length])
+    for name in ("pending", "length"):
+        assert_same(getattr(a, name)[0], getattr(b, name)[0])
+    for name in ("conv", "recurrent"):
+        assert_same(getattr(a, name)[:, 0], getattr(b, name)[:, 0])
+    assert_same(kept(a.k, 0, length), kept(b.k, 0, length))
+    assert_same(kept(a.v, 0, length), kept(b.v, 0, length))
 
 
 @pytest.mark.also_gpu
@@ -55,30 +56,71 @@ def test_prefill_split_anywhere_on_the_grid(
 
 
 @pytest.mark.also_gpu
-def test_prefill_in_a_batch_of_unequal_lengths(checkpoint: tuple[Config, Params]) -> None:
+def test_several_prompts_packed_into_one_call(checkpoint: tuple[Config, Params]) -> None:
     cfg, params = checkpoint
     lengths = (150, 7, 64)
-    state = init_state(cfg, len(lengths), ROOM, ROWS)
-    ids = np.zeros((len(lengths), 3 * CHUNK), np.int32)
-    for row, length in enumerate(lengths):
-        ids[row, :length] = tokens(length, seed=row)
-    x = model.embed(params, cfg, jnp.asarray(ids))
-    places = model.text_positions(jnp.zeros(len(lengths), jnp.int32), ids.shape[1])
-    hidden, state = jit_prefill(params, cfg, x, state, jnp.array(lengths), places)
-    for row, length in enumerate(lengths):
-        alone, single = run_prompt(params, cfg, x[row, :length])
-        assert_same(hidden[row, :length], alone)
-        assert_same(state.recurrent[:, row], single.recurrent[:, 0])
-        assert_same(state.conv[:, row], single.conv[:, 0])
+    prompts = [model.embed(params, cfg, tokens(length, seed=length)) for length in lengths]
+    parts = [
+        pieces_of(slot, 0, length, -(-length // CHUNK), len(lengths))
+        for slot, length in enumerate(lengths)
+    ]
+    parts.append(pieces_of(0, 0, 0, 1, len(lengths)))  # fills up the call
+    parts[-1] = replace(parts[-1], slot=jnp.array([len(lengths)]))
+    pieces = jax.tree.map(lambda *a: jnp.concatenate(a), *parts)
+    x = jnp.concatenate([jnp.pad(p, ((0, -len(p) % CHUNK), (0, 0))) for p in prompts])
+    x = jnp.pad(x, ((0, CHUNK), (0, 0))).reshape(-1, CHUNK, x.shape[-1])
+    places = model.text_positions(pieces.start, CHUNK)
+    hidden, state = jit_prefill(params, cfg, x, empty(cfg, len(lengths)), pieces, places)
+    begin = 0
+    for slot, length in enumerate(lengths):
+        alone, single = run_prompt(params, cfg, prompts[slot])
+        count = -(-length // CHUNK)
+        assert_same(hidden[begin : begin + count].reshape(-1, x.shape[-1])[:length], alone)
+        assert_same(state.recurrent[:, slot], single.recurrent[:, 0])
+        assert_same(state.conv[:, slot], single.conv[:, 0])
+        assert_same(kept(state.k, slot, length), kept(single.k, 0, length))
+        assert state.length[slot] == length
+        begin += count
 
 
-def advance(
-    cfg: Config, params: Params, state: State, rows: np.ndarray, keep: int
-) -> tuple[jax.Array, State]:
-    """One verify step over `rows [B, T]` of which the first `keep` are accepted."""
-    x = model.embed(params, cfg, jnp.asarray(rows))
-    hidden, state = jit_decode(params, cfg, x, state, decode_mode())
-    return hidden[:, :keep], model.accept(state, jnp.full(rows.shape[0], keep))
+@pytest.mark.also_gpu
+def test_going_on_from_a_snapshot_is_going_on(checkpoint: tuple[Config, Params]) -> None:
+    cfg, params = checkpoint
+    x = model.embed(params, cfg, tokens(150))
+    hidden, state = run_prompt(params, cfg, x)
+    x = jnp.pad(x, ((0, 42), (0, 0))).reshape(3, CHUNK, -1)
+
+    # The first slot runs two pieces and leaves a snapshot; the second takes it up, and the pages.
+    shared = init_state(cfg, 2, 1 + 2 * ROOM // CHUNK, ROWS, snapshots=1)
+    first = replace(pieces_of(0, 0, 128, 2, 2), snapshot=jnp.array([2, 3]))
+    places = model.text_positions(first.start, CHUNK)
+    _, shared = jit_prefill(params, cfg, x[:2], shared, first, places)
+    table = own_pages(2, ROOM)
+    table = table.at[1, :2].set(table[0, :2])[1:]
+    rest = replace(pieces_of(1, 128, 22, 1, 2), table=table, source=jnp.array([3]))
+    places = model.text_positions(rest.start, CHUNK)
+    again, shared = jit_prefill(params, cfg, x[2:], shared, rest, places)
+    assert_same(again[0, :22], hidden[128:])
+    assert_same(shared.recurrent[:, 1], state.recurrent[:, 0])
+    assert_same(shared.conv[:, 1], state.conv[:, 0])
+
+
+@pytest.mark.also_gpu
+def test_what_nobody_wrote_is_never_read(checkpoint: tuple[Config, Params]) -> None:
+    cfg, params = checkpoint
+    x = model.embed(params, cfg, tokens(71))
+    hidden, state = run_prompt(params, cfg, x)
+    poisoned = jax.tree.map(
+        lambda a: jnp.full_like(a, jnp.nan) if jnp.issubdtype(a.dtype, jnp.floating) else a,
+        empty(cfg, 1),
+    )
+    x = jnp.pad(x, ((0, 57), (0, 0))).reshape(2, CHUNK, -1)
+    pieces = pieces_of(0, 0, 71, 2)
+    places = model.text_positions(pieces.start, CHUNK)
+    out, poisoned = jit_prefill(params, cfg, x, poisoned, pieces, places)
+    assert_same(out.reshape(128, -1)[:71], hidden)
+    token = np.array([[5]])
+    assert_same(*(step(params, cfg, s, token)[0] for s in (state, poisoned)))
 
 
 def test_verify_rows_are_decode_rows_and_rejected_ones_leave_no_trace(
@@ -90,14 +132,14 @@ def test_verify_rows_are_decode_rows_and_rejected_ones_leave_no_trace(
 
     state, one_by_one = start, []
     for token in ids:
-        hidden, state = advance(cfg, params, state, np.array([[token]]), 1)
+        hidden, state = step(params, cfg, state, np.array([[token]]))
         one_by_one.append(hidden)
 
     state, verified = start, []
     for begin, keep in ((0, 2), (2, 1), (3, 4)):
         rows = np.concatenate([ids[begin : begin + keep], wrong])[None, :ROWS]
-        hidden, state = advance(cfg, params, state, rows, keep)
-        verified.append(hidden)
+        hidden, state = step(params, cfg, state, rows, keep)
+        verified.append(hidden[:, :keep])
     assert_same(jnp.concatenate(verified, 1), jnp.concatenate(one_by_one, 1))
 
 
@@ -108,17 +150,25 @@ def test_decode_does_not_depend_on_batch_or_slot(checkpoint: tuple[Config, Param
     states = [run_prompt(params, cfg, model.embed(params, cfg, p))[1] for p in prompts]
 
     def batch(order: list[int]) -> State:
-        parts = [states[i] for i in order]
+        """The sequences in this order in the slots of one state."""
+        parts, pages = [states[i] for i in order], ROOM // CHUNK
 
         def join(name: str) -> jax.Array:
             arrays = [getattr(part, name) for part in parts]
-            return jnp.concatenate(arrays, 0 if arrays[0].ndim == 1 else 1)
+            if name in ("k", "v"):
+                return jnp.concatenate(
+                    [arrays[0][:, :1]] + [a[:, 1 : 1 + pages] for a in arrays], 1
+                )
+            axis = 0 if arrays[0].ndim == 1 else 1
+            first = [jax.lax.slice_in_dim(a, 0, 1, axis=axis) for a in arrays]
+            scratch = jax.lax.slice_in_dim(arrays[0], 1, 2, axis=axis)
+            return jnp.concatenate([*first, scratch], axis)
 
         return State(**{name: join(name) for name in vars(states[0])})
 
     follow = tokens(5, seed=9)
-    alone = [advance(cfg, params, s, follow[i : i + 1, None], 1)[0] for i, s in enumerate(states)]
+    alone = [step(params, cfg, s, follow[i : i + 1, None])[0] for i, s in enumerate(states)]
     for order in ([0, 1, 2, 3, 4], [3, 1], [4, 2, 0]):
-        hidden, _ = advance(cfg, params, batch(order), follow[order][:, None], 1)
+        hidden, _ = step(params, cfg, batch(order), follow[order][:, None])
         for row, index in enumerate(order):
             assert_same(hidden[row], alone[index][0])

@@ -5,103 +5,221 @@ A draft is therefore accepted exactly when it is the token that would have been 
 speculation changes when a token is known, never which one.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxinfer.engine.filters import banned, keep, likeliest, penalise, restrict
+from jaxinfer.engine.sampling_settings import LENGTH, STOPS, WORDS, Settings
 from pallas_kernels import each
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Sampler:
-    """Sampling parameters of `B` slots, each `[B]`; see `SamplingParams`."""
+class Sampler(Settings):
+    """Settings of `B` slots, with a leading axis of slots, and what they have seen.
 
-    temperature: jax.Array
-    top_k: jax.Array
-    top_p: jax.Array
-    min_p: jax.Array
-    seed: jax.Array
+    Attributes:
+        counts: `[B, V]` int32, how often each token was generated.
+        prompted: `[B, V]` bool, whether it stands in the prompt.
+        bias: `[B, V]` float32, added to the scores; minus infinity bans a token.
+    """
+
+    counts: jax.Array
+    prompted: jax.Array
+    bias: jax.Array
 
 
-def init_sampler(batch: int) -> Sampler:
-    """Greedy for every slot."""
+class Sampled(NamedTuple):
+    """What `sample` chooses; log probabilities are natural and those of the raw scores.
+
+    Attributes:
+        tokens: `[b, T]` int32.
+        logprobs: `[b, T]` float32.
+        top_tokens: `[b, T, top]` int32, likeliest first, of equal ones the lower id.
+        top_logprobs: `[b, T, top]` float32.
+    """
+
+    tokens: jax.Array
+    logprobs: jax.Array
+    top_tokens: jax.Array
+    top_logprobs: jax.Array
+
+
+def init_sampler(slots: int, vocabulary: int) -> Sampler:
+    """Greedy and neutral for every slot; `vocabulary` is the number of logits."""
     return Sampler(
-        temperature=jnp.zeros(batch),
-        top_k=jnp.zeros(batch, jnp.int32),
-        top_p=jnp.ones(batch),
-        min_p=jnp.zeros(batch),
-        seed=jnp.zeros(batch, jnp.uint32),
+        temperature=jnp.zeros(slots),
+        top_k=jnp.zeros(slots, jnp.int32),
+        top_p=jnp.ones(slots),
+        min_p=jnp.zeros(slots),
+        seed=jnp.zeros(slots, jnp.uint32),
+        presence=jnp.zeros(slots),
+        frequency=jnp.zeros(slots),
+        repetition=jnp.ones(slots),
+        stops=jnp.full((slots, STOPS), -1, jnp.int32),
+        earliest=jnp.zeros(slots, jnp.int32),
+        bad=jnp.full((slots, WORDS, LENGTH), -1, jnp.int32),
+        counts=jnp.zeros((slots, vocabulary), jnp.int32),
+        prompted=jnp.zeros((slots, vocabulary), bool),
+        bias=jnp.zeros((slots, vocabulary)),
     )
 
 
-def sample(
-    scores: jax.Array, sampler: Sampler, index: jax.Array, tile: int
-) -> tuple[jax.Array, jax.Array]:
-    """Choose a token for every row.
+def set_slot(
+    sampler: Sampler,
+    slot: jax.Array,
+    settings: Settings,
+    bias: jax.Array | None,
+    prompt: jax.Array,
+    prompt_tokens: jax.Array,
+) -> Sampler:
+    """Prepare a slot for a new request.
 
     Args:
-        scores: `[B, T, V]` float32 logits.
-        sampler: of the `B` sequences.
-        index: `[B, T]`, where in its sequence the chosen token will stand.
+        sampler: of all slots.
+        slot: scalar, which one.
+        settings: of the request.
+        bias: `[V]` float32, or None for none.
+        prompt: `[S]` int32.
+        prompt_tokens: scalar, how many of them are the prompt.
+
+    Returns:
+        The sampler; nothing counts as generated in that slot.
+    """
+    own = {f.name: getattr(settings, f.name) for f in fields(Settings)}
+    size = sampler.counts.shape[1]
+    real = jnp.where(jnp.arange(prompt.shape[0]) < prompt_tokens, prompt, size)
+    own["counts"] = 0
+    own["prompted"] = jnp.zeros(size, bool).at[real].set(True, mode="drop")
+    own["bias"] = 0.0 if bias is None else bias
+    return Sampler(**{name: getattr(sampler, name).at[slot].set(v) for name, v in own.items()})
+
+
+def count(sampler: Sampler, slots: jax.Array, tokens: jax.Array, number: jax.Array) -> Sampler:
+    """Count generated tokens: of slot `slots[i]` the first `number[i]` of `tokens[i]`.
+
+    Args:
+        sampler: of all slots.
+        slots: `[b]` int32.
+        tokens: `[b, T]` int32.
+        number: `[b]` int32.
+    """
+    size = sampler.counts.shape[1]
+    real = jnp.where(jnp.arange(tokens.shape[1]) < number[:, None], tokens, size)
+    counts = sampler.counts.at[slots[:, None], real].add(1, mode="drop")
+    return replace(sampler, counts=counts)
+
+
+def sample(
+    scores: jax.Array,
+    sampler: Sampler,
+    slots: jax.Array,
+    tokens: jax.Array,
+    tail: jax.Array,
+    index: jax.Array,
+    masks: jax.Array | None,
+    top: int,
+    tile: int | None,
+) -> Sampled:
+    """Choose a token for every row, as if the drafts before it had been generated.
+
+    Args:
+        scores: `[b, T, V]` float32 logits; minus infinity for ids that only pad the vocabulary.
+        sampler: of all slots; counts everything generated up to and including `tokens[:, 0]`.
+        slots: `[b]` int32, of which each sequence is.
+        tokens: `[b, T]` int32 that the rows were fed; from the second on they are drafts.
+        tail: `[b, T, LENGTH - 1]` int32, the tokens before the one to choose, drafts included; -1
+            where there is none.
+        index: `[b, T]` int32, where in its sequence the chosen token will stand.
+        masks: `[b, T, ceil(V / 32)]` uint32, what a grammar allows: bit `j` of word `i` stands for
+            token `32 i + j`. None allows all.
+        top: length of the list of likeliest tokens.
         tile: see `pallas_kernels.rows`.
 
     Returns:
-        Tokens `[B, T]` int32 and their log probabilities `[B, T]` under the raw scores.
+        Tokens and log probabilities. A temperature of 0 takes the highest score, of equal ones the
+        lowest id.
     """
+    b, T, V = scores.shape
+    ids = jnp.arange(V)
 
-    def sequence(scores: jax.Array, sampler: Sampler, index: jax.Array):
-        return each(lambda s, i: _sample_row(s, sampler, i), tile, scores, index)
+    def choose(
+        raw: jax.Array,
+        slot: jax.Array,
+        row: jax.Array,
+        fed: jax.Array,
+        tail: jax.Array,
+        index: jax.Array,
+        mask: jax.Array | None,
+    ) -> Sampled:
+        p = jax.tree.map(lambda a: a[slot], sampler)
+        drafted = (((ids == fed[j]) & (j <= row)).astype(jnp.int32) for j in range(1, T))
+        counts = p.counts + sum(drafted)
+        allowed = jnp.ones(V, bool) if mask is None else _unpack(mask, V)
+        out = banned(V, p.bad, tail, p.stops, index < p.earliest)
+        if tile is not None:
+            # What comes before depends on B, T and whether there are masks, what follows must not.
+            p, counts, allowed, out = lax.optimization_barrier((p, counts, allowed, out))
+        final = penalise(raw, counts, p.prompted, p.presence, p.frequency, p.repetition)
+        final = restrict(final, p.bias, allowed, out)
+        token = _draw(final, p, index)
+        return Sampled(token, *_logprobs(raw, token, top))
 
-    return each(sequence, tile, scores, sampler, index)
+    flat = jax.tree.map(lambda a: a.reshape(b * T, *a.shape[2:]), (tail, index, masks))
+    rows = jnp.tile(jnp.arange(T), b)
+    of = jnp.repeat(jnp.arange(b), T)
+    out = each(choose, tile, scores.reshape(b * T, V), slots[of], rows, tokens[of], *flat)
+    return jax.tree.map(lambda a: a.reshape(b, T, *a.shape[1:]), out)
 
 
-def _sample_row(scores: jax.Array, p: Sampler, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One row `[V]`, with scalar parameters."""
+def prompt_logprobs(
+    scores: jax.Array, following: jax.Array, top: int, tile: int | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Log probabilities of a prompt's own tokens.
+
+    Args:
+        scores: `[b, T, V]` float32 logits.
+        following: `[b, T]` int32, the token behind each row.
+        top: length of the list of likeliest tokens.
+        tile: see `pallas_kernels.rows`.
+
+    Returns:
+        Log probabilities `[b, T]`, and the likeliest tokens and theirs, both `[b, T, top]`.
+    """
+    b, T, V = scores.shape
+    out = each(
+        lambda raw, token: _logprobs(raw, token, top),
+        tile,
+        scores.reshape(b * T, V),
+        following.reshape(b * T),
+    )
+    return jax.tree.map(lambda a: a.reshape(b, T, *a.shape[1:]), out)
+
+
+def _draw(scores: jax.Array, p: Settings, index: jax.Array) -> jax.Array:
+    """A token from scores `[V]`."""
     # Not a division: XLA turns that into this product inside loops, and only there.
     scaled = scores * (1 / jnp.maximum(p.temperature, 1e-6))
-    allowed = jnp.where(keep(scaled, p.top_k, p.top_p, p.min_p), scaled, -jnp.inf)
-    noise = jax.random.gumbel(jax.random.fold_in(jax.random.key(p.seed), index), scores.shape)
-    greedy = p.temperature == 0
-    token = jnp.argmax(jnp.where(greedy, scores, allowed + noise)).astype(jnp.int32)
-    return token, scores[token] - jax.nn.logsumexp(scores)
+    kept = jnp.where(keep(scaled, p.top_k, p.top_p, p.min_p), scaled, -jnp.inf)
+    key = jax.random.fold_in(jax.random.key(p.seed), index)
+    # Ordinary noise ends at 16, which the largest of a whole vocabulary's now and then exceeds.
+    noise = jax.random.gumbel(key, scores.shape, mode="high")
+    return jnp.argmax(jnp.where(p.temperature == 0, scores, kept + noise)).astype(jnp.int32)
 
 
-def keep(scores: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array) -> jax.Array:
-    """Which of the scores `[V]` survive top-k, then top-p among those, then min-p.
-
-    Thresholds are found by bisection on the ordered bits of float32, never by sorting: a count or a
-    sum over the vocabulary a step, 32 steps, exact. Scores equal to a threshold all survive.
-    """
-    size = scores.shape[0]
-    order = _ordered(scores)
-    k = jnp.where(top_k > 0, jnp.minimum(top_k, size), size)
-    above = _largest(lambda t: jnp.sum(order >= t) >= k)
-    probability = jax.nn.softmax(jnp.where(order >= above, scores, -jnp.inf))
-    mass = _largest(lambda t: jnp.sum(jnp.where(order >= t, probability, 0.0)) >= top_p)
-    # A sum of many small numbers may stop just short of one.
-    nucleus = jnp.where(top_p < 1, jnp.maximum(above, mass), above)
-    return (order >= nucleus) & (scores >= jnp.max(scores) + jnp.log(min_p))
+def _logprobs(
+    scores: jax.Array, token: jax.Array, top: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Log probability of a token under scores `[V]`, the `top` likeliest tokens and theirs."""
+    total = jax.nn.logsumexp(scores)
+    tokens = likeliest(scores, top)
+    return scores[token] - total, tokens, scores[tokens] - total
 
 
-def _ordered(x: jax.Array) -> jax.Array:
-    """float32 -> int32 that compares the same way."""
-    bits = lax.bitcast_convert_type(x, jnp.int32)
-    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-def _largest(holds: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """The largest int32 for which a predicate that is true up to some point is true."""
-
-    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bounds
-        middle = (low | high) - ((low ^ high) >> 1)  # rounded up, without overflow
-        good = holds(middle)
-        return jnp.where(good, middle, low), jnp.where(good, high, middle - 1)
-
-    limits = jnp.iinfo(jnp.int32)
-    bounds = (jnp.int32(limits.min), jnp.int32(limits.max))
-    return lax.fori_loop(0, 32, halve, bounds)[0]
+def _unpack(mask: jax.Array, size: int) -> jax.Array:
+    """Bits `[size]` of uint32 words, lowest first."""
+    return ((mask[:, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1).reshape(-1)[:size] != 0

@@ -6,10 +6,16 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from checkpoints import find, resolve
-from jaxinfer.engine.text import TextStream
+from jaxinfer.engine.text import TextStream, token_bytes
 
 TOKENIZER = Tokenizer.from_file(str(find(resolve("tiny_qwen"), "tokenizer.json")))
-END = TOKENIZER.token_to_id("<|im_end|>")
+
+
+def token_id(piece: str) -> int:
+    return TOKENIZER.get_vocab()[piece]
+
+
+END = token_id("<|im_end|>")
 
 # Bytes in the order of their tokens: first those that are printable in Latin-1.
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -18,7 +24,7 @@ BYTES = [*PRINTABLE, *sorted(set(range(256)) - set(PRINTABLE))]
 LETTERS = "ret"
 LETTER_TOKENS = sorted(t for piece, t in TOKENIZER.get_vocab().items() if set(piece) <= {*LETTERS})
 # A space and half a character in one token.
-SPLIT = TOKENIZER.token_to_id("ĠÂ")
+SPLIT = token_id("ĠÂ")
 
 any_tokens = st.lists(
     st.integers(0, 255) | st.just(SPLIT) | st.integers(0, TOKENIZER.get_vocab_size() - 1),
@@ -44,11 +50,11 @@ def stream(tokens: Sequence[int], stop: Sequence[str] = ()) -> tuple[str, int]:
     """The text that a stream gives, and how many tokens it took to stop (all if it did not)."""
     text, given = TextStream(TOKENIZER, stop), ""
     for number, token in enumerate(tokens, 1):
-        piece, stopped = text.feed(token)
+        piece, stopped = text.feed(token, last=number == len(tokens))
         given += piece
         if stopped:
             return given, number
-    return given + text.finish(), len(tokens)
+    return given, len(tokens)
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
@@ -134,6 +140,41 @@ def test_an_unfinished_character_becomes_a_replacement_at_the_end() -> None:
 
 def test_what_was_held_for_a_stop_string_is_given_at_the_end() -> None:
     assert stream(encode("STO"), ("STOP",))[0] == "STO"
+
+
+@given(any_text)
+def test_the_bytes_of_tokens_add_up_to_the_text(text: str) -> None:
+    assert b"".join(token_bytes(TOKENIZER, token) for token in encode(text)) == text.encode()
+
+
+def test_an_added_token_is_written_as_it_is() -> None:
+    tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
+    tokenizer.add_tokens(["<do not>é"])
+    (token,) = tokenizer.encode("<do not>é", add_special_tokens=False).ids
+    assert token_bytes(tokenizer, token) == "<do not>é".encode()
+    assert tokenizer.decode([token]) == "<do not>é"
+
+
+def test_an_id_outside_the_vocabulary_is_no_text() -> None:
+    assert stream([*encode("no"), 10**6, *encode("thing")])[0] == "nothing"
+
+
+def test_text_before_half_a_character_is_not_held() -> None:
+    assert TextStream(TOKENIZER).feed(SPLIT) == (" ", None)
+
+
+def test_a_stop_string_that_does_not_count_is_text_like_any_other() -> None:
+    text, given = TextStream(TOKENIZER, ["tree"]), ""
+    for number, token in enumerate(encode_bytes("tree tree")):
+        piece, stopped = text.feed(token, stops=number >= 4)
+        given += piece
+    assert (given, stopped) == ("tree ", "tree")
+
+
+def test_a_stop_string_counts_if_only_its_end_does() -> None:
+    text = TextStream(TOKENIZER, ["tree"])
+    pieces = [text.feed(t, stops=n == 5) for n, t in enumerate(encode_bytes("a tree"))]
+    assert pieces == [("a", None), (" ", None), ("", None), ("", None), ("", None), ("", "tree")]
 
 
 def test_control_tokens_are_not_text() -> None:

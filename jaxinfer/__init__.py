@@ -4,9 +4,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxinfer.engine import LLM, AsyncLLM, Completion, RequestError, SamplingParams
+    from jaxinfer.engine import (
+        LLM,
+        AsyncLLM,
+        Completion,
+        RequestError,
+        SamplingParams,
+        StructuredOutput,
+    )
 
-__all__ = ["LLM", "AsyncLLM", "Completion", "RequestError", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "Completion",
+    "RequestError",
+    "SamplingParams",
+    "StructuredOutput",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,8 +12,6 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 import pytest
 from hypothesis import settings
 
-from jaxinfer import LLM
-
 ON_GPU = os.environ["JAX_PLATFORMS"] == "cuda"
 
 # Compiling makes single examples slow; a run that fails must fail again.
@@ -39,6 +37,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def tiny_llm() -> LLM:
+def tiny_llm():
     """The little checkpoint; leave its engine idle."""
-    return LLM("tiny_qwen", max_batch=4)
+    from jaxinfer import LLM
+
+    return LLM("tiny_qwen", max_batch=4, memory_fraction=0.1)

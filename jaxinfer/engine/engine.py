@@ -1,57 +1,75 @@
-"""Requests in, tokens out: which slot serves whom, and when a request has ended."""
+"""Requests in, tokens out: compiled calls one after another, each read while the next one runs."""
 
 import secrets
+import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
-from jaxinfer.engine.request import Chunk, RequestError, SamplingParams, Usage
-from jaxinfer.engine.sampling import Sampler
-from jaxinfer.engine.steps import (
-    Plan,
-    Slots,
-    claim,
-    decode_step,
-    init_slots,
-    prefill_step,
-    release,
-)
-from jaxinfer.engine.text import TextStream
-from jaxinfer.qwen.config import CHUNK
+from jaxinfer.engine.answer import Answer
+from jaxinfer.engine.calls import Calls
+from jaxinfer.engine.draft_length import DraftLength
+from jaxinfer.engine.grammar import Constraint, Grammars
+from jaxinfer.engine.layout import lay_out_pieces, lay_out_rows
+from jaxinfer.engine.options import Options
+from jaxinfer.engine.pool import Pool
+from jaxinfer.engine.prefix_cache import PrefixCache
+from jaxinfer.engine.request import TOP_LOGPROBS, Chunk, RequestError, SamplingParams, Usage
+from jaxinfer.engine.running import Request, settings_of
+from jaxinfer.engine.scheduler import Phase, Piece, Scheduler
+from jaxinfer.engine.scheduler import Plan as Schedule
+from jaxinfer.engine.scheduler import Sequence as Scheduled
+from jaxinfer.engine.stats import Counters, EngineStats
+from jaxinfer.engine.steps import Committed, Plan, Prefilled, claim, init_slots
+from jaxinfer.engine.swap import restore, save
 from jaxinfer.qwen.params import Params
+from jaxinfer.qwen.state import Rows
+
+Given = list[tuple[Request, Chunk]]
 
 
-@dataclass(eq=False)
-class Request:
-    """One prompt on its way through the engine.
+class _Prefill(NamedTuple):
+    """A prefill call whose result has not been read."""
+
+    pieces: list[Piece]
+    out: Prefilled
+
+
+class _Decode(NamedTuple):
+    """A decode call whose result has not been read.
 
     Attributes:
-        prompt: token ids.
-        params: what the user asked for.
-        limit: the most tokens to generate, once `max_tokens` and the context are weighed.
-        text: its decoder.
-        usage: counted so far.
-        done: tokens of the prompt that have been prefilled.
+        requests: a row each.
+        skipped: were planned and left out.
+        drafts: that were verified, at most.
+        out: its result.
+        typical: nothing but decoding was done, and nothing compiled.
     """
 
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    limit: int
-    text: TextStream
-    usage: Usage
-    done: int = 0
-    ended: bool = field(default=False)
+    requests: list[Request]
+    skipped: list[Request]
+    drafts: int
+    out: Committed
+    typical: bool
+
+
+_Call = _Prefill | _Decode
 
 
 class Engine:
-    """Serves requests from a fixed number of slots, one compiled step after another.
+    """Serves requests from pools of fixed size.
 
-    Not safe to use from several threads; see `AsyncLLM` for that.
+    A call is dispatched before the results of the one before are read, so that the device need not
+    wait for the host. Not safe to use from several threads; see `AsyncLLM` for that.
+
+    Attributes:
+        plan: what is static about the steps.
+        options: sizes and budgets.
     """
 
     def __init__(
@@ -60,163 +78,404 @@ class Engine:
         plan: Plan,
         tokenizer: Tokenizer,
         eos: Sequence[int],
-        batch: int,
-        context: int,
+        options: Options,
+        calls: Calls | None = None,
     ) -> None:
-        self.plan, self.context = plan, context
-        self._params, self._tokenizer, self._eos = params, tokenizer, frozenset(eos)
-        self._slots = self._empty_slots(batch)
-        self._running: list[Request | None] = [None] * batch
-        self._waiting: deque[Request] = deque()
+        self.plan, self.options = plan, options
+        self._params, self._tokenizer, self._eos = params, tokenizer, tuple(eos)
+        self._calls = calls or Calls(plan)
+        self._device = jax.devices()[0]
+        self._words = -(-plan.cfg.vocab_size // 32)
+        self._grammars: Grammars | None = None
+        self._counters = Counters()
+        self._drafts = DraftLength(options.lengths)
+        self._start()
 
     def submit(self, prompt: Sequence[int], params: SamplingParams) -> Request:
         """Queue a prompt. Raises RequestError if it can never be served."""
-        vocabulary = self.plan.cfg.vocab_size
+        vocabulary, context = self.plan.cfg.vocab_size, self.options.context
         if not prompt:
             raise RequestError("the prompt has no tokens; give at least one")
         if bad := [t for t in prompt if not 0 <= t < vocabulary]:
             raise RequestError(f"token id {bad[0]} is not in the vocabulary of {vocabulary}")
-        room = self.context - len(prompt)
-        if room < 1:
+        if params.n != 1:
+            raise RequestError("n must be 1 here: submit one request for each answer")
+        size = len(prompt)
+        if size >= context:
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens and the context holds {self.context}, one of "
+                f"the prompt has {size} tokens and the context holds {context}, one of "
                 "them for the answer: shorten the prompt or load the model with a larger context"
             )
-        request = Request(
+        limit = min(context - size, params.max_tokens or context)
+        seed = secrets.randbits(32) if params.seed is None else params.seed
+        self._settings(params, seed, size)  # whatever is wrong with them is found here
+        sequence = Scheduled(
             prompt=tuple(prompt),
-            params=params,
-            limit=min(room, params.max_tokens or room),
-            text=TextStream(self._tokenizer, params.stop),
-            usage=Usage(prompt_tokens=len(prompt)),
+            limit=size + limit,
+            salt=params.cache_salt,
+            cached=params.prefix_cache,
+            reuse=params.prompt_logprobs is None,
+            boundaries=tuple(i for i, t in enumerate(prompt) if t == self.options.turn),
         )
-        self._waiting.append(request)
+        answer = Answer(self._tokenizer, params, self._eos, limit)
+        constraint = self._constrain(params)
+        request = Request(params, seed, sequence, answer, constraint, Usage(prompt_tokens=size))
+        self._scheduler.add(sequence)
+        self._requests[sequence] = request
+        self._counters.submitted += 1
         return request
 
     def cancel(self, request: Request) -> None:
         """Forget a request at whatever stage it is."""
-        request.ended = True
-        if request in self._waiting:
-            self._waiting.remove(request)
-        if request in self._running:
-            self._free(self._running.index(request))
+        if not request.ended:
+            self._counters.cancelled += 1
+            self._end(request)
 
     @property
     def busy(self) -> bool:
         """Whether any request is queued or running."""
-        return bool(self._waiting) or any(self._running)
+        return self._scheduler.busy
 
-    def step(self) -> list[tuple[Request, Chunk]]:
-        """Prefill one chunk if a prompt waits for it, else decode; returns what is new.
+    def stats(self) -> EngineStats:
+        """What has been done so far, and what is in use now."""
+        scheduler, cache = self._scheduler, self._cache
+        return EngineStats(
+            counters=replace(self._counters),
+            running=len(scheduler.running),
+            waiting=scheduler.waiting,
+            slots=self.options.slots,
+            pages=self._pages.size,
+            free_pages=self._pages.free,
+            cached_pages=cache.cached if cache else 0,
+            snapshots=self.options.snapshots,
+            held_snapshots=cache.held if cache else 0,
+            preemptions=scheduler.preemptions,
+            prompt_tokens=scheduler.prompt_tokens,
+            cached_tokens=scheduler.hit_tokens,
+            evicted_pages=cache.evictions if cache else 0,
+        )
+
+    def step(self) -> Given:
+        """Dispatch the next calls, and return what those before have brought.
 
         If that fails or is interrupted, all requests are lost and the engine is reset.
         """
         try:
-            self._admit()
-            for slot, request in enumerate(self._running):
-                if request and request.done < len(request.prompt):
-                    return self._prefill(slot, request)
-            return self._decode() if any(self._running) else []
+            return self._step()
         except BaseException:
             # The slots may have been donated to a step that never returned them.
             self.reset()
             raise
 
     def reset(self) -> None:
-        """Forget all requests."""
-        for request in (*self._waiting, *self._running):
-            if request:
-                request.ended = True
-        self._waiting.clear()
-        self._running = [None] * len(self._running)
+        """Forget all requests and everything cached."""
+        for request in self._requests.values():
+            request.ended = True
         del self._slots  # before new ones take as much memory
-        self._slots = self._empty_slots(len(self._running))
+        self._start()
 
-    def _empty_slots(self, batch: int) -> Slots:
-        # Committed to the device from the start: parameters that are (restored by Orbax) make the
-        # results so, and the next step would be compiled once more.
-        return jax.device_put(init_slots(self.plan, batch, self.context), jax.devices()[0])
-
-    def _admit(self) -> None:
-        for slot, request in enumerate(self._running):
-            if request is None and self._waiting:
-                request = self._waiting.popleft()
-                self._running[slot] = request
-                self._slots = claim(self._slots, jnp.int32(slot), _sampler(request.params))
-
-    def _prefill(self, slot: int, request: Request) -> list[tuple[Request, Chunk]]:
-        piece = request.prompt[request.done : request.done + CHUNK]
-        request.done += len(piece)
-        last = request.done == len(request.prompt)
-        tokens = np.zeros(CHUNK, np.int32)
-        tokens[: len(piece)] = piece
-        self._slots, token, logprob = prefill_step(
-            self._params,
-            self.plan,
-            self._slots,
-            jnp.int32(slot),
-            jnp.asarray(tokens),
-            jnp.int32(len(piece)),
-            jnp.int32(-1 if last else request.prompt[request.done]),
+    def _start(self) -> None:
+        options = self.options
+        pools = 1 + options.pages, options.snapshots, options.kv_dtype
+        slots = init_slots(self.plan, options.slots, options.context, *pools)
+        # Committed to the device from the start, as the results of the calls are.
+        self._slots = jax.device_put(slots, self._device)
+        self._pages = Pool(options.pages, first=1)
+        self._cache = None
+        if options.prefix_cache:
+            entries = Pool(options.snapshots, first=options.slots + 1)
+            sizes = options.page_bytes, options.snapshot_bytes
+            self._cache = PrefixCache(self._pages, entries, *sizes, options.cache_bytes)
+        self._scheduler = Scheduler(
+            options.slots, self._pages, self._cache, options.snapshot_interval, options.width
         )
-        return [self._commit(slot, request, [int(token)], [float(logprob)], 0)] if last else []
+        self._requests: dict[Scheduled, Request] = {}
+        # What has been dispatched together stands together.
+        self._flight: deque[deque[_Call]] = deque()
+        self._rows: tuple[tuple, Rows] | None = None
+        self._allowed: dict[int, jax.Array] = {}
+        self._ended_at: float | None = None
 
-    def _decode(self) -> list[tuple[Request, Chunk]]:
-        self._slots, committed = decode_step(self._params, self.plan, self._slots)
-        committed = jax.device_get(committed)
-        out = []
-        for slot, request in enumerate(self._running):
+    def _constrain(self, params: SamplingParams) -> Constraint | None:
+        if params.structured is None:
+            return None
+        if self._grammars is None:
+            vocabulary = self.plan.cfg.vocab_size
+            self._grammars = Grammars(self._tokenizer, vocabulary, self._eos)
+        return self._grammars.compile(params.structured)
+
+    def _settings(self, params: SamplingParams, seed: int, prompt_tokens: int):
+        vocabulary = self.plan.cfg.vocab_size
+        return settings_of(params, seed, prompt_tokens, self._eos, self._tokenizer, vocabulary)
+
+    def _put(self, values: Any) -> Any:
+        return jax.device_put(values, self._device)
+
+    # --- one step ---------------------------------------------------------------------------------
+
+    def _step(self) -> Given:
+        given: Given = []
+        if any(self._requests[s].constraint for s in self._scheduler.running):
+            # What a grammar allows next depends on the tokens in flight.
+            given += self._collect()
+        # One call at a time, so that a first token does not wait for the decode call behind it.
+        dispatched = len(self._flight) < 2 and self._dispatch(given)
+        if len(self._flight) > 1 or (self._flight and not dispatched):
+            given += self._read_oldest()
+        return given
+
+    def _dispatch(self, given: Given) -> bool:
+        """Dispatch what comes next, if anything does; adds to `given` what had to be read first."""
+        drafts = self._drafts.best()
+        schedule = self._schedule(drafts)
+        if schedule.victims:
+            # What is in flight may end some requests, and must be known of those that go.
+            given += self._collect()
+            schedule = self._schedule(drafts)
+            for victim in schedule.victims:
+                self._preempt(self._requests[victim])
+            if schedule.victims:
+                schedule = self._schedule(drafts)
+        for sequence in schedule.admitted:
+            self._claim(self._requests[sequence])
+        for sequence in schedule.resumed:
+            self._resume(self._requests[sequence])
+        calls: deque[_Call] = deque()
+        if schedule.pieces:
+            calls.append(self._prefill(schedule.pieces))
+        if schedule.decode:
+            calls.append(self._decode(schedule, drafts))
+        if calls:
+            self._flight.append(calls)
+        return bool(calls)
+
+    def _schedule(self, drafts: int) -> Schedule:
+        options = self.options
+        # Those who decode wait for a prefill call; where nobody does, it may be a longer one.
+        decoding = any(s.phase is Phase.DECODE for s in self._scheduler.running)
+        budget = options.prefill_budget if decoding else options.prefill_tokens
+        reach = options.steps * (1 + drafts)
+        if any(request.constraint for request in self._requests.values()):
+            reach = max(reach, self.plan.rows)
+        return self._scheduler.plan(budget, reach)
+
+    def _claim(self, request: Request) -> None:
+        sequence, size = request.sequence, len(request.sequence.prompt)
+        prompt = np.zeros(self.options.context + self.plan.rows, np.int32)
+        prompt[:size] = sequence.prompt
+        request.usage = replace(request.usage, cached_tokens=sequence.hit)
+        request.prompt_scores.clear()
+        settings, bias = self._settings(request.params, request.seed, size)
+        numbers = (np.int32(size), np.int32(sequence.limit), np.bool_(request.params.speculation))
+        assert sequence.slot is not None
+        values = (np.int32(sequence.slot), prompt, *numbers, settings, bias)
+        self._slots = claim(self._slots, *self._put(values))
+
+    def _preempt(self, request: Request) -> None:
+        sequence = request.sequence
+        if sequence.phase is Phase.DECODE:
+            assert sequence.slot is not None
+            request.saved = save(self._slots, sequence.slot, sequence.pages)
+        self._scheduler.preempt(sequence)
+
+    def _resume(self, request: Request) -> None:
+        sequence, saved = request.sequence, request.saved
+        assert saved is not None
+        assert sequence.slot is not None
+        self._slots = restore(self._slots, sequence.slot, sequence.pages, saved)
+        request.saved = None
+
+    def _end(self, request: Request) -> None:
+        request.ended, request.saved = True, None
+        self._scheduler.end(request.sequence)
+        del self._requests[request.sequence]
+
+    # --- dispatching ------------------------------------------------------------------------------
+
+    def _prefill(self, pieces: list[Piece]) -> _Prefill:
+        laid_out, tokens, following = self._put(lay_out_pieces(pieces, self.options))
+        masks = self._first_masks(pieces, len(following))
+        asked = [self._requests[piece.sequence] for piece in pieces]
+        self._slots, out = self._calls.prefill(
+            self._params,
+            self._slots,
+            laid_out,
+            tokens,
+            following,
+            masks,
+            top=TOP_LOGPROBS if any(r.wants_top for r in asked) else 0,
+            prompt_logprobs=any(r.params.prompt_logprobs is not None for r in asked),
+        )
+        self._counters.prefill_calls += 1
+        self._counters.prefilled_tokens += sum(piece.valid for piece in pieces)
+        return _Prefill(pieces, _on_its_way(out))
+
+    def _first_masks(self, pieces: list[Piece], size: int) -> jax.Array:
+        """What the first tokens of answers may be, `[size, words]`."""
+        if size not in self._allowed:
+            everything = np.full((size, self._words), 0xFFFFFFFF, np.uint32)
+            self._allowed[size] = self._put(everything)
+        firsts = [(row, self._requests[p.sequence]) for row, p in enumerate(pieces) if p.last]
+        constrained = [(row, request) for row, request in firsts if request.constraint]
+        if not constrained:
+            return self._allowed[size]
+        masks = np.full((size, self._words), 0xFFFFFFFF, np.uint32)
+        for row, request in constrained:
+            masks[row] = request.masks([], self._words)[0]
+        return self._put(masks)
+
+    def _decode(self, schedule: Schedule, drafts: int) -> _Decode:
+        requests = [self._requests[s] for s in schedule.decode]
+        fresh = {piece.sequence for piece in schedule.pieces if piece.last}
+        # The first token of a constrained answer must be read before the next can be constrained.
+        skipped = [r for r in requests if r.constraint and r.sequence in fresh]
+        requests = [r for r in requests if r not in skipped]
+        constrained = any(r.constraint for r in requests)
+        rows = self._rows_of(requests)
+        top = TOP_LOGPROBS if any(r.wants_top for r in requests) else 0
+        made, counters = self._calls.made, self._counters
+        if constrained:
+            drafts, out = self._decode_constrained(requests, rows, top)
+        else:
+            counters.late_calls += bool(self._flight) and _is_ready(self._flight[-1][-1])
+            static = {"drafts": drafts, "steps": self.options.steps, "top": top}
+            self._slots, out = self._calls.decode(self._params, self._slots, rows, **static)
+        counters.decode_calls += 1
+        counters.decode_steps += 1 if constrained else self.options.steps
+        typical = not (schedule.pieces or constrained) and self._calls.made == made
+        return _Decode(requests, skipped, drafts, _on_its_way(out), typical)
+
+    def _decode_constrained(
+        self, requests: list[Request], rows: Rows, top: int
+    ) -> tuple[int, Committed]:
+        """One step; the masks are made while the model runs."""
+        bound = [r.propose(self.plan.rows) if r.constraint else None for r in requests]
+        free = self.plan.drafts if None in bound else 0
+        longest = max([free, *(len(tokens) for tokens in bound if tokens is not None)])
+        drafts = next(n for n in self.options.verify_lengths if n >= longest)
+        size = rows.slot.shape[0]
+        # -1: those that the device has made.
+        tokens, numbers = np.zeros((size, drafts), np.int32), np.full(size, -1, np.int32)
+        for row, mine in enumerate(bound):
+            if mine is not None:
+                tokens[row, : len(mine)], numbers[row] = mine, len(mine)
+        given = self._put((tokens, numbers))
+        self._slots, verified = self._calls.verify(
+            self._params, self._slots, rows, given, drafts=drafts
+        )
+        masks = np.full((size, 1 + drafts, self._words), 0xFFFFFFFF, np.uint32)
+        for row, mine in enumerate(bound):
+            if mine is not None:
+                masks[row, : 1 + len(mine)] = requests[row].masks(mine, self._words)
+        self._slots, out = self._calls.commit(
+            self._params, self._slots, rows, verified, self._put(masks), top=top
+        )
+        return drafts, out
+
+    def _rows_of(self, requests: list[Request]) -> Rows:
+        """Slots and pages of a decode call; what is on the device already is not sent again."""
+        sequences = [request.sequence for request in requests]
+        marks = tuple((s.number, s.slot, len(s.pages)) for s in sequences)
+        marks = (*marks, self._scheduler.preemptions)
+        if self._rows is None or self._rows[0] != marks:
+            self._rows = (marks, self._put(lay_out_rows(sequences, self.options)))
+        return self._rows[1]
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def _collect(self) -> Given:
+        """Read all that is in flight."""
+        given: Given = []
+        while self._flight:
+            given += self._read_oldest()
+        return given
+
+    def _read_oldest(self) -> Given:
+        call = self._flight[0].popleft()
+        if not self._flight[0]:
+            self._flight.popleft()
+        return self._read_prefill(call) if isinstance(call, _Prefill) else self._read(call)
+
+    def _read_prefill(self, call: _Prefill) -> Given:
+        out = jax.device_get(call.out)
+        given: Given = []
+        for row, piece in enumerate(call.pieces):
+            request = self._requests.get(piece.sequence)
             if request is None:
                 continue
-            count = int(committed.count[slot])
-            tokens, logprobs = committed.tokens[slot, :count], committed.logprobs[slot, :count]
-            drafted = int(committed.drafted[slot])
-            out.append(self._commit(slot, request, tokens.tolist(), logprobs.tolist(), drafted))
-        return out
+            if request.params.prompt_logprobs is not None:
+                request.prompt_scores.append(tuple(a[row, : piece.valid] for a in out.prompt))
+            if piece.last:
+                one = slice(row, row + 1)
+                self._scheduler.commit(piece.sequence, 1)
+                given.append(self._give(request, jax.tree.map(lambda a, s=one: a[s], out[:4])))
+        return given
 
-    def _commit(
-        self, slot: int, request: Request, tokens: list[int], logprobs: list[float], drafted: int
-    ) -> tuple[Request, Chunk]:
-        """Take tokens one by one until one of them ends the request."""
-        text, reason, taken = "", None, 0
-        for token in tokens:
-            taken += 1
-            piece, stopped = request.text.feed(token)
-            text += piece
-            reason = self._reason(request, token, stopped, request.usage.completion_tokens + taken)
-            if reason:
-                text += "" if stopped else request.text.finish()
-                break
-        usage = request.usage
+    def _read(self, call: _Decode) -> Given:
+        waited = not _is_ready(call)
+        out = jax.device_get(call.out)
+        self._time(call, waited)
+        given: Given = []
+        for row, request in enumerate(call.requests):
+            if request.ended:
+                continue
+            counts, T = out.count[:, row], out.tokens.shape[-1]
+            new = np.arange(T) < counts[:, None]
+            tokens = [a[:, row][new] for a in out[:4]]
+            self._count_drafts(request, call.drafts, counts, out.drafted[:, row])
+            request.proposed = out.drafts[-1, row, : out.proposed[-1, row]].tolist()
+            self._scheduler.commit(request.sequence, len(tokens[0]))
+            if len(tokens[0]):
+                given.append(self._give(request, tokens))
+        for request in call.skipped:
+            self._scheduler.commit(request.sequence, 0)
+        return given
+
+    def _give(self, request: Request, new: Sequence[np.ndarray]) -> tuple[Request, Chunk]:
+        """A request's new tokens, their log probabilities, and the likeliest and theirs."""
+        tokens, logprobs, *top = new
+        chunk = request.take(tokens.tolist(), logprobs.tolist(), *top)
+        self._counters.generated_tokens += len(chunk.token_ids)
+        if chunk.finish_reason:
+            self._counters.finished += 1
+            self._end(request)
+        return request, chunk
+
+    def _time(self, call: _Decode, waited: bool) -> None:
+        """Learn what a step costs from two calls in a row that ended while they were awaited."""
+        now = time.perf_counter()
+        if waited and call.typical and self._ended_at is not None:
+            seconds = (now - self._ended_at) / self.options.steps
+            self._drafts.measured(call.drafts, seconds)
+        self._ended_at = now if waited else None
+
+    def _count_drafts(
+        self, request: Request, drafts: int, counts: np.ndarray, drafted: np.ndarray
+    ) -> None:
+        ran = counts > 0
+        offered, held = drafted[ran], np.minimum(counts[ran] - 1, drafted[ran])
+        usage, counters = request.usage, self._counters
         request.usage = replace(
             usage,
-            completion_tokens=usage.completion_tokens + taken,
-            drafted=usage.drafted + drafted,
-            accepted=usage.accepted + (len(tokens) - 1 if drafted else 0),
+            drafted=usage.drafted + int(offered.sum()),
+            accepted=usage.accepted + int(held.sum()),
         )
-        if reason:
-            request.ended = True
-            self._free(slot)
-        kept = tuple(logprobs[:taken]) if request.params.logprobs else None
-        return request, Chunk(text, tuple(tokens[:taken]), kept, reason, request.usage)
-
-    def _reason(self, request: Request, token: int, stopped: bool, count: int) -> str | None:
-        params = request.params
-        ends = token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
-        if stopped or ends:
-            return "stop"
-        return "length" if count >= request.limit else None
-
-    def _free(self, slot: int) -> None:
-        self._running[slot] = None
-        self._slots = release(self._slots, jnp.int32(slot))
+        counters.drafted += int(offered.sum())
+        counters.accepted += int(held.sum())
+        counters.sequence_steps += int(ran.sum())
+        if request.params.speculation and request.constraint is None:
+            for accepted, offer in zip(held.tolist(), offered.tolist(), strict=True):
+                self._drafts.observe(accepted, offer, drafts)
 
 
-def _sampler(params: SamplingParams) -> Sampler:
-    seed = secrets.randbits(32) if params.seed is None else params.seed
-    return Sampler(
-        temperature=jnp.float32(params.temperature),
-        top_k=jnp.int32(params.top_k),
-        top_p=jnp.float32(params.top_p),
-        min_p=jnp.float32(params.min_p),
-        seed=jnp.uint32(seed),
-    )
+def _is_ready(call: _Call) -> bool:
+    """Whether the device is done with a call."""
+    leaves: list[Any] = jax.tree.leaves(call.out)
+    return leaves[0].is_ready()
+
+
+def _on_its_way(out: Any) -> Any:
+    """Start copying results to the host, so that reading them does not wait for the next call."""
+    for leaf in jax.tree.leaves(out):
+        leaf.copy_to_host_async()
+    return out

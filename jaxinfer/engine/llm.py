@@ -4,6 +4,7 @@ import json
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,22 @@ from rich.progress import Progress
 from tokenizers import Tokenizer
 
 from checkpoints import LoadReport, find, load, progress_bar, resolve
-from jaxinfer.engine.engine import Engine, Request
+from jaxinfer.engine.build import KV_DTYPES, build_engine
+from jaxinfer.engine.engine import Request
 from jaxinfer.engine.request import Chunk, Completion, RequestError, SamplingParams
 from jaxinfer.engine.steps import SPECULATIONS, Plan
 from jaxinfer.qwen.chat import ChatTemplate
+from jaxinfer.qwen.config import CHUNK
 
 Messages = Sequence[Mapping[str, Any]]
 
 DEFAULT_CONTEXT = 8192
 LONGEST_DRAFT = 16
+LARGEST_BATCH = 64
+TURN = "<|im_start|>"
+"""Begins a message in Qwen's chat format."""
+THOUGHT = "</think>"
+"""Ends the model's thoughts."""
 
 
 class LLM:
@@ -45,6 +53,11 @@ class LLM:
         context: int | None = None,
         speculation: str | None = "auto",
         draft_length: int = 3,
+        kv_dtype: str | None = None,
+        prefix_cache: bool = True,
+        cache_bytes: int | None = None,
+        memory_fraction: float | None = None,
+        prefill_budget: int | None = None,
         progress: bool = False,
     ) -> None:
         """Load a checkpoint.
@@ -54,20 +67,36 @@ class LLM:
             max_batch: requests decoded together; more wait.
             context: None for what the model was made for, at most `DEFAULT_CONTEXT`.
             speculation: "ngram" drafts from the text so far, "mtp" with the checkpoint's own head,
-                "auto" with whichever promises more; None drafts nothing. The output is the same (on
-                a GPU up to near-ties, for now).
-            draft_length: tokens drafted a step.
+                "auto" with whichever promises more; None drafts nothing. The output is the same.
+            draft_length: the most tokens drafted a step; fewer are if few are accepted.
+            kv_dtype: "bf16" or "fp8" for keys and values; None for the model's own type.
+            prefix_cache: keep what prompts have in common. The output is the same.
+            cache_bytes: the most memory for what nobody uses at the moment; None for all that is
+                free.
+            memory_fraction: the part of the device's memory to use, parameters included; None for
+                0.95 of a GPU's, or half of the host's.
+            prefill_budget: tokens of prompts that are worked off between two decode calls, a
+                multiple of 64: more brings first tokens sooner, fewer keeps streams smooth.
             progress: show a bar while loading and while generating batches.
 
         Raises CheckpointError, ConfigError or FileNotFoundError for a checkpoint that cannot be
-        loaded, ValueError for an option out of range.
+        loaded, TooSmallError for a device without the memory, ValueError for an option out of
+        range.
         """
         if speculation not in (None, *SPECULATIONS):
             raise ValueError(f"speculation must be None or one of {SPECULATIONS}")
-        if max_batch < 1:
-            raise ValueError(f"max_batch must be at least 1, not {max_batch}")
+        if not 1 <= max_batch <= LARGEST_BATCH:
+            raise ValueError(f"max_batch must be from 1 to {LARGEST_BATCH}, not {max_batch}")
         if not 1 <= draft_length <= LONGEST_DRAFT:
             raise ValueError(f"draft_length must be from 1 to {LONGEST_DRAFT}, not {draft_length}")
+        if memory_fraction is not None and not 0 < memory_fraction <= 1:
+            raise ValueError(
+                f"memory_fraction must be above 0 and at most 1, not {memory_fraction}"
+            )
+        if kv_dtype not in KV_DTYPES:
+            raise ValueError(f"kv_dtype must be one of {tuple(KV_DTYPES)}, not {kv_dtype!r}")
+        if prefill_budget is not None and (prefill_budget < CHUNK or prefill_budget % CHUNK):
+            raise ValueError(f"prefill_budget must be a multiple of {CHUNK}, not {prefill_budget}")
         directory = resolve(model)
         self.name, self._progress, self.report = str(model), progress, LoadReport()
         with progress_bar(f"loading {model}") if progress else nullcontext() as advance:
@@ -75,7 +104,7 @@ class LLM:
                 directory, vision=False, progress=advance, report=self.report
             )
         longest = self.config.max_position_embeddings
-        self.context = context or min(longest, DEFAULT_CONTEXT)
+        self.context = min(longest, DEFAULT_CONTEXT) if context is None else context
         if not 1 < self.context <= longest:
             raise ValueError(f"context must be from 2 to {longest}, not {self.context}")
         self.tokenizer = Tokenizer.from_file(str(_require(directory, "tokenizer.json")))
@@ -88,8 +117,19 @@ class LLM:
             raise ValueError(f"{model} has no MTP head; use speculation='ngram' or None")
         known = min(self.tokenizer.get_vocab_size(), self.config.vocab_size)
         plan = Plan(self.config, speculation, draft_length if speculation else 0, known)
-        self.engine = Engine(
-            params, plan, self.tokenizer, _eos(generation), max_batch, self.context
+        self.engine = build_engine(
+            params,
+            plan,
+            self.tokenizer,
+            _eos(generation),
+            slots=max_batch,
+            context=self.context,
+            kv_dtype=kv_dtype,
+            prefix_cache=prefix_cache,
+            cache_bytes=cache_bytes,
+            memory_fraction=memory_fraction,
+            prefill_budget=prefill_budget,
+            turn=self.tokenizer.token_to_id(TURN),
         )
         self._inboxes: dict[Request, deque[tuple[Request, Chunk]]] = {}
 
@@ -98,24 +138,27 @@ class LLM:
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """Complete prompts (text, or token ids) and return one result each, in order.
+        """Complete prompts (text, or token ids) and return the results in order.
 
-        `params` is one for all or one each; by default the checkpoint's own. Raises RequestError
-        before any work if one of the prompts cannot be served.
+        `params` is one for all or one each; by default the checkpoint's own. A prompt has `n`
+        results, one after another. Raises RequestError before any work if one of the prompts cannot
+        be served.
         """
         texts: Sequence[Any] = [prompts] if isinstance(prompts, str) else prompts
         each = [params] * len(texts) if not isinstance(params, Sequence) else params
         if len(each) != len(texts):
             raise ValueError(f"{len(texts)} prompts but {len(each)} sampling parameters")
         requests: list[Request] = []
+        number = 0
         try:
-            for text, chosen in zip(texts, each, strict=True):
-                requests.append(self.submit(text, chosen))
+            for number, (text, chosen) in enumerate(zip(texts, each, strict=True)):  # noqa: B007
+                for one in answers(chosen or self.defaults):
+                    requests.append(self.submit(text, one))
         except BaseException as error:
             for request in requests:
                 self.engine.cancel(request)
             if isinstance(error, RequestError):
-                raise RequestError(f"prompt {len(requests)}: {error}") from error
+                raise RequestError(f"prompt {number}: {error}") from error
             raise
         chunks: dict[Request, list[Chunk]] = {request: [] for request in requests}
         with (
@@ -149,9 +192,11 @@ class LLM:
 
         `tools` are OpenAI tool definitions; `template_options` go to the chat template
         (`enable_thinking=False`, `preserve_thinking=True`). The text is what the model wrote,
-        thoughts and tool calls included; `jaxinfer.qwen.messages.parse` takes it apart.
+        thoughts and tool calls included; `jaxinfer.qwen.messages.parse` takes it apart. Structured
+        output holds for what comes after the thoughts.
         """
-        return self.generate([self.render(messages, tools, **template_options)], params)[0]
+        prompt = self.render(messages, tools, **template_options)
+        return self.generate([prompt], self.after_thoughts(prompt, params))[0]
 
     def stream_chat(
         self,
@@ -162,7 +207,8 @@ class LLM:
         **template_options: Any,
     ) -> Iterator[Chunk]:
         """`chat`, piece by piece."""
-        return self.stream(self.render(messages, tools, **template_options), params)
+        prompt = self.render(messages, tools, **template_options)
+        return self.stream(prompt, self.after_thoughts(prompt, params))
 
     def render(
         self,
@@ -176,6 +222,17 @@ class LLM:
         _only_text(messages)
         text = self.template.render(messages, tools, **template_options)
         return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def after_thoughts(
+        self, prompt: Sequence[int], params: SamplingParams | None
+    ) -> SamplingParams:
+        """Let structured output begin after the thoughts if the prompt ends within them."""
+        params = params or self.defaults
+        begin, end = (self.tokenizer.token_to_id(token) for token in ("<think>", THOUGHT))
+        thinking = next((t == begin for t in reversed(prompt) if t in (begin, end)), False)
+        if params.structured is None or params.structured.after or not thinking:
+            return params
+        return replace(params, structured=replace(params.structured, after=THOUGHT))
 
     def submit(self, prompt: str | Sequence[int], params: SamplingParams | None) -> Request:
         """Queue a prompt with the engine, text or token ids."""
@@ -203,6 +260,15 @@ class LLM:
                 del self._inboxes[request]
                 if not request.ended:
                     self.engine.cancel(request)
+
+
+def answers(params: SamplingParams) -> list[SamplingParams]:
+    """The parameters of each of the `n` answers to a prompt."""
+
+    def seed(number: int) -> int | None:
+        return None if params.seed is None else (params.seed + number) % 2**32
+
+    return [replace(params, n=1, seed=seed(number)) for number in range(params.n)]
 
 
 def _only_text(messages: Messages) -> None:

@@ -1,26 +1,32 @@
-"""The compiled steps: prefill a chunk of one slot, decode (or verify) all of them.
+"""The compiled steps: prefill some pieces, decode (or verify) some slots, several times over.
 
-Everything a step needs to know of a request lies in `Slots` on the device; both steps take it,
-donated, and return it with what is new.
+Everything a step needs to know of a request lies in `Slots` on the device; every step takes it,
+donated, and returns it with what is new. A call names the slots it is about and their pages.
 """
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from jaxinfer.engine import sampling
 from jaxinfer.engine.ngram import ngram_drafts
-from jaxinfer.engine.sampling import Sampler, init_sampler, sample
+from jaxinfer.engine.sampling import LENGTH, Sampler, Settings, init_sampler, sample
 from jaxinfer.qwen import model
+from jaxinfer.qwen.cache import Place
 from jaxinfer.qwen.config import CHUNK, Config
 from jaxinfer.qwen.mode import PREFILL, Mode, decode_mode
 from jaxinfer.qwen.params import Params
-from jaxinfer.qwen.state import State, init_state, read_slot, write_slot
+from jaxinfer.qwen.state import Pieces, Rows, State, init_state
 
 SPECULATIONS = ("ngram", "mtp", "auto")
 AUTO_SUFFIX = 4
 """Shortest repeated suffix for which "auto" trusts the n-gram rather than the MTP head."""
+FORCED = 3
+"""Tokens that a grammar forces and that are committed together, if no more are drafted anyway."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class Plan:
     Attributes:
         cfg: the model.
         speculation: None, or one of `SPECULATIONS`.
-        drafts: tokens drafted a step (0 without speculation).
+        drafts: the most tokens drafted a step (0 without speculation).
         vocabulary: ids that stand for something; the rest only pads the logits and is never
             chosen. None for all.
     """
@@ -42,21 +48,23 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Rows of a sequence in a decode step."""
-        return 1 + self.drafts
+        """The most rows of a sequence in a decode step."""
+        return 1 + max(self.drafts, FORCED)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Slots:
-    """All requests in flight.
+    """All requests in flight; `B` slots, the last of which is scratch.
 
     Attributes:
-        state: the model's state of `B` sequences.
+        state: the model's.
         history: `[B, S]` int32, tokens known so far; the newest is not in `state` yet.
         drafts: `[B, K]` int32, proposed continuation of `history`.
         drafted: `[B]` int32, how many of them count.
+        drafting: `[B]` bool, whether drafts are wanted.
         active: `[B]` bool, slots that decode.
+        limit: `[B]` int32, the most tokens that the sequence may have.
         sampler: how each slot samples.
     """
 
@@ -64,149 +72,353 @@ class Slots:
     history: jax.Array
     drafts: jax.Array
     drafted: jax.Array
+    drafting: jax.Array
     active: jax.Array
+    limit: jax.Array
     sampler: Sampler
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Committed:
-    """What a decode step adds.
+class Prefilled(NamedTuple):
+    """What a prefill call tells of its `P` pieces.
 
     Attributes:
-        tokens: `[B, T]` int32, the first `count` of a row are new.
-        logprobs: `[B, T]` float32.
-        count: `[B]` int32, 0 for slots that are not active.
-        drafted: `[B]` int32, drafts that were verified.
+        tokens: `[P]` int32, sampled after the piece; meaningless unless its prompt ended in it.
+        logprobs: `[P]` float32.
+        top_tokens, top_logprobs: `[P, top]`, the likeliest there.
+        prompt: log probability `[P, 64]` of the token after each one, and the likeliest there
+            `[P, 64, top]` twice; None unless asked for.
     """
 
     tokens: jax.Array
     logprobs: jax.Array
+    top_tokens: jax.Array
+    top_logprobs: jax.Array
+    prompt: tuple[jax.Array, jax.Array, jax.Array] | None
+
+
+class Verified(NamedTuple):
+    """A step between the model and the choice of tokens.
+
+    Attributes:
+        tokens: `[b, T]` int32, what the rows were fed: the newest token and the drafts.
+        drafted: `[b]` int32, how many of the drafts count.
+        hidden: `[b, T, D]`, after the final norm.
+        scores: `[b, T, V]` float32.
+    """
+
+    tokens: jax.Array
+    drafted: jax.Array
+    hidden: jax.Array
+    scores: jax.Array
+
+
+class Committed(NamedTuple):
+    """What a decode step adds. After several steps in one call each leaf has a leading axis.
+
+    Attributes:
+        tokens: `[b, T]` int32, the first `count` of a row are new.
+        logprobs: `[b, T]` float32.
+        top_tokens, top_logprobs: `[b, T, top]`, the likeliest at each place.
+        count: `[b]` int32, 0 for slots that are not active.
+        drafted: `[b]` int32, drafts that were verified.
+        drafts: `[b, K]` int32, proposed for the next step.
+        proposed: `[b]` int32, how many of those count.
+    """
+
+    tokens: jax.Array
+    logprobs: jax.Array
+    top_tokens: jax.Array
+    top_logprobs: jax.Array
     count: jax.Array
     drafted: jax.Array
+    drafts: jax.Array
+    proposed: jax.Array
 
 
-def init_slots(plan: Plan, batch: int, context: int) -> Slots:
-    """Empty slots, each with room for `context` tokens and a step's overhang."""
-    room = -(-(context + plan.rows) // CHUNK) * CHUNK
-    return Slots(
-        state=init_state(plan.cfg, batch, room, plan.rows),
-        history=jnp.zeros((batch, room), jnp.int32),
-        drafts=jnp.zeros((batch, plan.drafts), jnp.int32),
-        drafted=jnp.zeros(batch, jnp.int32),
-        active=jnp.zeros(batch, bool),
-        sampler=init_sampler(batch),
-    )
-
-
-@partial(jax.jit, donate_argnums=0)
-def claim(slots: Slots, slot: jax.Array, sampler: Sampler) -> Slots:
-    """Empty a slot for a new request with these (scalar) sampling parameters."""
-    empty = jax.tree.map(jnp.zeros_like, read_slot(slots.state, slot))
-    return replace(
-        slots,
-        state=write_slot(slots.state, slot, empty),
-        active=slots.active.at[slot].set(False),
-        sampler=jax.tree.map(lambda a, v: a.at[slot].set(v), slots.sampler, sampler),
-    )
-
-
-@partial(jax.jit, donate_argnums=0)
-def release(slots: Slots, slot: jax.Array) -> Slots:
-    """Stop decoding a slot."""
-    return replace(slots, active=slots.active.at[slot].set(False))
-
-
-@partial(jax.jit, static_argnums=1, donate_argnums=2)
-def prefill_step(
-    params: Params,
+def init_slots(
     plan: Plan,
+    slots: int,
+    context: int,
+    pages: int,
+    snapshots: int = 0,
+    kv_dtype: str | None = None,
+) -> Slots:
+    """Empty slots, for sequences of up to `context` tokens; see `init_state` for the rest."""
+    B = slots + 1
+    return Slots(
+        state=init_state(plan.cfg, slots, pages, plan.rows, snapshots, kv_dtype),
+        history=jnp.zeros((B, context + plan.rows), jnp.int32),
+        drafts=jnp.zeros((B, plan.rows - 1), jnp.int32),
+        drafted=jnp.zeros(B, jnp.int32),
+        drafting=jnp.zeros(B, bool),
+        active=jnp.zeros(B, bool),
+        limit=jnp.zeros(B, jnp.int32),
+        sampler=init_sampler(B, plan.cfg.vocab_size),
+    )
+
+
+@partial(jax.jit, donate_argnums=0)
+def claim(
     slots: Slots,
     slot: jax.Array,
+    prompt: jax.Array,
+    length: jax.Array,
+    limit: jax.Array,
+    drafting: jax.Array,
+    settings: Settings,
+    bias: jax.Array | None,
+) -> Slots:
+    """Give a slot to a new request.
+
+    Args:
+        slots: donated.
+        slot: scalar.
+        prompt: `[S]`, of which `length` (scalar) tokens are real.
+        length: scalar.
+        limit: scalar, the most tokens of prompt and answer.
+        drafting: scalar bool.
+        settings: how it samples.
+        bias: `[V]`, or None for none.
+    """
+    state = replace(
+        slots.state,
+        length=slots.state.length.at[slot].set(0),
+        pending=slots.state.pending.at[slot].set(0),
+        rope_delta=slots.state.rope_delta.at[slot].set(0),
+    )
+    return replace(
+        slots,
+        state=state,
+        history=slots.history.at[slot].set(prompt),
+        drafted=slots.drafted.at[slot].set(0),
+        drafting=slots.drafting.at[slot].set(drafting),
+        active=slots.active.at[slot].set(False),
+        limit=slots.limit.at[slot].set(limit),
+        sampler=sampling.set_slot(slots.sampler, slot, settings, bias, prompt, length),
+    )
+
+
+@partial(jax.jit, static_argnames=("plan", "top", "prompt_logprobs"), donate_argnames="slots")
+def prefill_step(
+    params: Params,
+    slots: Slots,
+    pieces: Pieces,
     tokens: jax.Array,
-    valid: jax.Array,
     following: jax.Array,
-) -> tuple[Slots, jax.Array, jax.Array]:
-    """Run one chunk of a prompt; after the last one sample a token and draft what follows.
+    masks: jax.Array,
+    *,
+    plan: Plan,
+    top: int = 0,
+    prompt_logprobs: bool = False,
+) -> tuple[Slots, Prefilled]:
+    """Run pieces of prompts; where one ends, sample a token and draft what follows.
 
     Args:
         params: the model's parameters.
-        plan: static.
         slots: donated.
-        slot: scalar, which one.
-        tokens: `[64]`, the chunk.
-        valid: scalar, how many of them are real.
-        following: scalar, the prompt's next token, or -1 after its last chunk.
-
-    Returns:
-        The slots, the token sampled after the chunk and its log probability (scalars); they mean
-        nothing unless the chunk was the last.
+        pieces: what is run.
+        tokens: `[P, 64]`.
+        following: `[P]`, the prompt's token after the piece, or -1 if the prompt ends in it.
+        masks: `[P, ceil(V/32)]` uint32, what may be sampled after a prompt.
+        plan: static.
+        top: static, likeliest tokens to tell.
+        prompt_logprobs: static, whether to score the prompts.
     """
-    cfg, rows = plan.cfg, decode_mode()
-    state = read_slot(slots.state, slot)
-    start = state.length
-    positions = model.text_positions(start, CHUNK)
-    x = model.embed(params, cfg, tokens[None])
-    hidden, state = model.prefill(params, cfg, x, state, valid[None], positions)
+    cfg, mode = plan.cfg, decode_mode()
+    P = tokens.shape[0]
+    each, last = jnp.arange(P), jnp.maximum(pieces.valid - 1, 0)
+    done = (following < 0) & (pieces.valid > 0)
+    positions = model.text_positions(pieces.start, CHUNK)
+    x = model.embed(params, cfg, tokens)
+    hidden, state = model.prefill(params, cfg, x, slots.state, pieces, positions)
 
-    last = hidden[:, valid - 1][:, None]
-    one = jax.tree.map(lambda a: a[slot][None], slots.sampler)
-    index = (start + valid)[:, None]
-    token, logprob = sample(_scores(plan, params, last, rows), one, index, rows.tile or 1)
-    token, logprob = token[0, 0], logprob[0, 0]
-    done = following < 0
-    following = jnp.where(done, token, following)
-
-    place = start[0] + jnp.arange(CHUNK + 1)
-    known = jnp.append(tokens, 0).at[valid].set(following)
-    history = slots.history.at[slot, place].set(known, mode="drop")
-    drafts, drafted, state = _draft(
-        plan,
-        params,
-        state,
-        hidden,
-        known[None, 1:],
-        start,
-        valid[None] - 1,
-        history[slot][None],
-        PREFILL,
+    end = pieces.start + pieces.valid
+    scores = _scores(plan, params, hidden[each, last][:, None], mode)
+    fed = tokens[each, last][:, None]
+    tail = _tails(slots.history, pieces.slot, end - 1, fed)
+    sampled = sample(
+        scores,
+        slots.sampler,
+        pieces.slot,
+        fed,
+        tail,
+        end[:, None],
+        masks[:, None],
+        top,
+        _row_tile(),
     )
+    token = sampled.tokens[:, 0]
+    ends = _ends(slots, pieces.slot, sampled.tokens, end[:, None])[:, 0]
+
+    following = jnp.where(done, token, following)
+    known = jnp.roll(tokens, -1, axis=1).at[each, last].set(following)
+    scratch = slots.active.shape[0] - 1
+    mine = jnp.where(done, pieces.slot, scratch)
     slots = replace(
         slots,
-        state=write_slot(slots.state, slot, state),
-        history=history,
-        drafts=slots.drafts.at[slot].set(drafts[0]),
-        drafted=slots.drafted.at[slot].set(drafted[0]),
-        active=slots.active.at[slot].set(done),
+        state=state,
+        history=slots.history.at[mine, end].set(token, mode="drop"),
+        active=slots.active.at[mine].set(done & ~ends),
+        sampler=sampling.count(slots.sampler, mine, token[:, None], done.astype(jnp.int32)),
     )
-    return slots, token, logprob
+    place = Place(pieces.table, pieces.start, jnp.where(pieces.fresh, CHUNK, 0))
+    slots = _draft(plan, params, slots, mine, place, hidden, known, last, plan.drafts, PREFILL)
+
+    told = None
+    if prompt_logprobs:
+        scores = _scores(plan, params, hidden, PREFILL)
+        told = sampling.prompt_logprobs(scores, known, top, _row_tile())
+    first = (token, sampled.logprobs[:, 0], sampled.top_tokens[:, 0], sampled.top_logprobs[:, 0])
+    return slots, Prefilled(*first, told)
 
 
-@partial(jax.jit, static_argnums=1, donate_argnums=2)
-def decode_step(params: Params, plan: Plan, slots: Slots) -> tuple[Slots, Committed]:
-    """Verify every active slot's drafts, commit what holds and one token more, draft again."""
-    cfg, mode = plan.cfg, decode_mode()
-    batch = jnp.arange(slots.active.shape[0])
-    start, T = slots.state.length, plan.rows
-    newest = slots.history[batch, start][:, None]
-    tokens = jnp.concatenate([newest, slots.drafts], axis=1)
-    hidden, state = model.decode(params, cfg, model.embed(params, cfg, tokens), slots.state, mode)
+@partial(jax.jit, static_argnames=("plan", "drafts", "steps", "top"), donate_argnames="slots")
+def decode_steps(
+    params: Params, slots: Slots, rows: Rows, *, plan: Plan, drafts: int, steps: int, top: int = 0
+) -> tuple[Slots, Committed]:
+    """Several steps: verify the drafts, commit what holds and one token more, draft again.
 
-    after = start[:, None] + 1 + jnp.arange(T)
+    Args:
+        params: the model's parameters.
+        slots: donated.
+        rows: which of them.
+        plan: static.
+        drafts: static, the most drafts to verify and to make.
+        steps: static. Their number is fixed: a loop whose end depended on data would make the host
+            wait at every turn.
+        top: static, likeliest tokens to tell.
+    """
+
+    def step(slots: Slots, _: None) -> tuple[Slots, Committed]:
+        slots, verified = _verify(params, plan, slots, rows, drafts, None)
+        return _commit(params, plan, slots, rows, verified, None, drafts, top)
+
+    if steps == 1:
+        slots, out = step(slots, None)
+        return slots, jax.tree.map(lambda a: a[None], out)
+    return lax.scan(step, slots, None, length=steps)
+
+
+@partial(jax.jit, static_argnames=("plan", "drafts"), donate_argnames="slots")
+def verify_step(
+    params: Params,
+    slots: Slots,
+    rows: Rows,
+    given: tuple[jax.Array, jax.Array],
+    *,
+    plan: Plan,
+    drafts: int,
+) -> tuple[Slots, Verified]:
+    """The model's part of a step, while the host still makes masks for the choice.
+
+    Args:
+        params: the model's parameters.
+        slots: donated.
+        rows: which of them.
+        given: drafts `[b, drafts]` and their number `[b]`, instead of those that the device made;
+            a number of -1 leaves those.
+        plan: static.
+        drafts: static, the most drafts to verify.
+    """
+    return _verify(params, plan, slots, rows, drafts, given)
+
+
+@partial(jax.jit, static_argnames=("plan", "top"), donate_argnames="slots")
+def commit_step(
+    params: Params,
+    slots: Slots,
+    rows: Rows,
+    verified: Verified,
+    masks: jax.Array,
+    *,
+    plan: Plan,
+    top: int = 0,
+) -> tuple[Slots, Committed]:
+    """The rest of a step: choose, commit and draft.
+
+    Args:
+        params: the model's parameters.
+        slots: donated.
+        rows: as in `verify_step`.
+        verified: its result.
+        masks: `[b, T, ceil(V/32)]` uint32, which tokens may be chosen.
+        plan: static.
+        top: static, likeliest tokens to tell.
+    """
+    slots, out = _commit(params, plan, slots, rows, verified, masks, plan.drafts, top)
+    return slots, jax.tree.map(lambda a: a[None], out)
+
+
+def _verify(
+    params: Params,
+    plan: Plan,
+    slots: Slots,
+    rows: Rows,
+    drafts: int,
+    given: tuple[jax.Array, jax.Array] | None,
+) -> tuple[Slots, Verified]:
+    cfg, mode, at = plan.cfg, decode_mode(), rows.slot
+    proposed, drafted = slots.drafts[at, :drafts], jnp.minimum(slots.drafted[at], drafts)
+    if given is not None:
+        mine = given[1] >= 0
+        proposed = jnp.where(mine[:, None], given[0], proposed)
+        drafted = jnp.where(mine, given[1], drafted)
+    newest = slots.history[at, slots.state.length[at]][:, None]
+    tokens = jnp.concatenate([newest, proposed], axis=1)
+    x = model.embed(params, cfg, tokens)
+    hidden, state = model.decode(params, cfg, x, slots.state, rows, slots.active[at], mode)
     scores = _scores(plan, params, hidden, mode)
-    chosen, logprobs = sample(scores, slots.sampler, after, mode.tile or 1)
-    held = (chosen[:, :-1] == slots.drafts) & (jnp.arange(T - 1) < slots.drafted[:, None])
-    accepted = jnp.sum(jnp.cumprod(held, axis=1), axis=1)
-    count = jnp.where(slots.active, accepted + 1, 0)
-    state = model.accept(state, count)
+    return replace(slots, state=state), Verified(tokens, drafted, hidden, scores)
+
+
+def _commit(
+    params: Params,
+    plan: Plan,
+    slots: Slots,
+    rows: Rows,
+    verified: Verified,
+    masks: jax.Array | None,
+    ahead: int,
+    top: int,
+) -> tuple[Slots, Committed]:
+    """`ahead`: drafts to make for the next step."""
+    at, mode = rows.slot, decode_mode()
+    tokens, drafted, hidden, scores = verified
+    T = tokens.shape[1]
+    start, active = slots.state.length[at], slots.active[at]
+    places = start[:, None] + 1 + jnp.arange(T)
+    tail = _tails(slots.history, at, start, tokens)
+    sampled = sample(scores, slots.sampler, at, tokens, tail, places, masks, top, _row_tile())
+    chosen = sampled.tokens
+
+    held = (chosen[:, :-1] == tokens[:, 1:]) & (jnp.arange(T - 1) < drafted[:, None])
+    count = 1 + jnp.sum(jnp.cumprod(held, axis=1), axis=1)
+    ends = _ends(slots, at, chosen, places)
+    # Tokens up to the first one that ends the answer.
+    count = jnp.minimum(count, jnp.where(jnp.any(ends, 1), jnp.argmax(ends, 1) + 1, T))
+    count = jnp.where(active, count, 0)
+    ended = jnp.any(ends & (jnp.arange(T) < count[:, None]), axis=1)
 
     # Rows past the accepted ones hold guesses, which the next step overwrites.
-    history = slots.history.at[batch[:, None], after].set(chosen, mode="drop")
-    drafts, drafted, state = _draft(
-        plan, params, state, hidden, chosen, start, accepted, history, mode
+    history = slots.history.at[at[:, None], places].set(chosen, mode="drop")
+    slots = replace(
+        slots,
+        state=model.accept(slots.state, rows, count),
+        history=history,
+        active=slots.active.at[at].set(active & ~ended),
+        sampler=sampling.count(slots.sampler, at, chosen, count),
     )
-    out = Committed(chosen, logprobs, count, jnp.where(slots.active, slots.drafted, 0))
-    return replace(slots, state=state, history=history, drafts=drafts, drafted=drafted), out
+    place = Place(rows.table, start, jnp.where(active, T, 0))
+    newest = jnp.maximum(count - 1, 0)
+    slots = _draft(plan, params, slots, at, place, hidden, chosen, newest, ahead, mode)
+    drafted = jnp.where(active, drafted, 0)
+    return slots, Committed(
+        **sampled._asdict(),
+        count=count,
+        drafted=drafted,
+        drafts=slots.drafts[at],
+        proposed=slots.drafted[at],
+    )
 
 
 def _scores(plan: Plan, params: Params, hidden: jax.Array, mode: Mode) -> jax.Array:
@@ -217,76 +429,110 @@ def _scores(plan: Plan, params: Params, hidden: jax.Array, mode: Mode) -> jax.Ar
     return jnp.where(jnp.arange(scores.shape[-1]) < plan.vocabulary, scores, -jnp.inf)
 
 
+def _row_tile() -> int | None:
+    """How choosing tokens is tiled: a CPU's bits depend on how many rows are taken together."""
+    return 1 if jax.default_backend() == "cpu" else None
+
+
+def _tails(history: jax.Array, slot: jax.Array, start: jax.Array, tokens: jax.Array) -> jax.Array:
+    """The tokens before each choice, `[b, T, LENGTH-1]`; -1 before the beginning.
+
+    Row `t` of `tokens [b, T]` stands at index `start + t`, and the choice after it.
+    """
+    T = tokens.shape[1]
+    before = start[:, None] - (LENGTH - 2) + jnp.arange(LENGTH - 2)
+    past = jnp.where(before >= 0, history[slot[:, None], jnp.maximum(before, 0)], -1)
+    line = jnp.concatenate([past, tokens], axis=1)
+    return jnp.stack([line[:, t : t + LENGTH - 1] for t in range(T)], axis=1)
+
+
+def _ends(slots: Slots, at: jax.Array, tokens: jax.Array, places: jax.Array) -> jax.Array:
+    """Which of the tokens `[b, T]` at these indices end an answer; the host finds the same."""
+    stop = jnp.any(tokens[..., None] == slots.sampler.stops[at][:, None], axis=-1)
+    stop &= places + 1 >= slots.sampler.earliest[at][:, None]
+    return stop | (places + 1 >= slots.limit[at][:, None])
+
+
 def _draft(
     plan: Plan,
     params: Params,
-    state: State,
+    slots: Slots,
+    at: jax.Array,
+    place: Place,
     hidden: jax.Array,
     following: jax.Array,
-    start: jax.Array,
     newest: jax.Array,
-    history: jax.Array,
+    count: int,
     mode: Mode,
-) -> tuple[jax.Array, jax.Array, State]:
+) -> Slots:
     """Propose what comes after the newest token of each sequence.
 
     Args:
         plan: static.
         params: the model's parameters.
-        state: its MTP caches receive the rows of this step.
-        hidden: `[B, T, D]`, of the rows just run.
-        following: `[B, T]`, the token after each of them.
-        start: `[B]`, index of the first row.
-        newest: `[B]`, the row whose following token is the newest known.
-        history: `[B, S]`, with that token in place.
+        slots: history is up to date.
+        at: `[b]`, slots that receive drafts.
+        place: where the rows just run stand.
+        hidden: `[b, T, D]`, of those rows.
+        following: `[b, T]`, the token after each of them.
+        newest: `[b]`, the row whose following token is the newest known.
+        count: drafts to make.
         mode: that of the rows just run.
-
-    Returns:
-        Drafts `[B, K]`, how many count `[B]`, and the state.
     """
-    B, K = start.shape[0], plan.drafts
-    length = start + newest + 2
-    ngram = jax.vmap(partial(ngram_drafts, count=K))
     if plan.speculation is None:
-        return jnp.zeros((B, 0), jnp.int32), jnp.zeros(B, jnp.int32), state
-    if plan.speculation == "ngram":
-        drafts, drafted, _ = ngram(history, length)
-        return drafts, drafted, state
-    ahead, state = _mtp_drafts(plan, params, state, hidden, following, start, newest, mode)
-    drafted = jnp.full(B, K, jnp.int32)
-    if plan.speculation == "auto":
-        copied, found, suffix = ngram(history, length)
-        copy = (suffix >= AUTO_SUFFIX) & (found > 0)
-        ahead = jnp.where(copy[:, None], copied, ahead)
+        return slots
+    b, room = at.shape[0], slots.drafts.shape[1]
+    drafts, drafted = jnp.zeros((b, count), jnp.int32), jnp.zeros(b, jnp.int32)
+    if plan.speculation != "ngram":
+        drafts, state = _mtp_drafts(
+            plan, params, slots.state, place, hidden, following, newest, count, mode
+        )
+        slots, drafted = replace(slots, state=state), jnp.full(b, count, jnp.int32)
+    if plan.speculation != "mtp" and count:
+        length = place.start + newest + 2
+
+        def look(slot: jax.Array, length: jax.Array) -> tuple[jax.Array, ...]:
+            return ngram_drafts(slots.history[slot], length, count)
+
+        copied, found, suffix = jax.vmap(look)(at, length)
+        trusted = AUTO_SUFFIX if plan.speculation == "auto" else 1
+        copy = (suffix >= trusted) & (found > 0)
+        drafts = jnp.where(copy[:, None], copied, drafts)
         drafted = jnp.where(copy, found, drafted)
-    return ahead, drafted, state
+    drafted = jnp.where(slots.active[at] & slots.drafting[at], drafted, 0)
+    return replace(
+        slots,
+        drafts=slots.drafts.at[at].set(jnp.pad(drafts, ((0, 0), (0, room - count)))),
+        drafted=slots.drafted.at[at].set(drafted),
+    )
 
 
 def _mtp_drafts(
     plan: Plan,
     params: Params,
     state: State,
+    place: Place,
     hidden: jax.Array,
     following: jax.Array,
-    start: jax.Array,
     newest: jax.Array,
+    count: int,
     mode: Mode,
 ) -> tuple[jax.Array, State]:
-    """Greedy drafts `[B, K]` of the MTP head, whose cache is filled for this step's rows first."""
-    cfg, T = plan.cfg, hidden.shape[1]
-    rows, batch = decode_mode(), jnp.arange(start.shape[0])
+    """Greedy drafts `[b, count]` of the MTP head, whose pages are filled for the rows first."""
+    cfg, (b, T) = plan.cfg, hidden.shape[:2]
+    rows = decode_mode()
     x = model.embed(params, cfg, following)
-    position = start + state.rope_delta
-    ahead, state = model.draft(
-        params, cfg, x, hidden, state, start, model.text_positions(position, T), mode
-    )
-    h = ahead[batch, newest][:, None]
+    # The rotary position of a text token is its index; after pictures it is `rope_delta` more.
+    positions = model.text_positions(place.start, T)
+    ahead, state = model.draft(params, cfg, x, hidden, state, place, positions, mode)
+    h = ahead[jnp.arange(b), newest][:, None]
+    real = jnp.where(place.valid > 0, 1, 0)
     drafts = []
-    for step in range(plan.drafts):
+    for step in range(count):
         if step:
             x = model.embed(params, cfg, drafts[-1])
-            row = newest + step
-            place = model.text_positions(position + row, 1)
-            h, state = model.draft(params, cfg, x, h, state, start + row, place, rows)
+            one = Place(place.table, place.start + newest + step, real)
+            positions = model.text_positions(one.start, 1)
+            h, state = model.draft(params, cfg, x, h, state, one, positions, rows)
         drafts.append(jnp.argmax(_scores(plan, params, h, rows), axis=-1).astype(jnp.int32))
-    return jnp.concatenate(drafts, axis=1), state
+    return jnp.concatenate([*drafts, jnp.zeros((b, 0), jnp.int32)], axis=1), state

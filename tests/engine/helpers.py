@@ -28,4 +28,4 @@ def run(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
 
 def bits(completions: Iterable[Completion]) -> list[tuple]:
     """What must not change by a single bit; nor does `==` on floats let it."""
-    return [(c.token_ids, c.logprobs, c.text, c.finish_reason) for c in completions]
+    return [(c.token_ids, c.logprobs, c.top_logprobs, c.text, c.finish_reason) for c in completions]

@@ -1,0 +1,61 @@
+"""What the scheduler planned, as the arrays that a call takes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.engine.options import Options
+from jaxinfer.engine.pool import SCRATCH
+from jaxinfer.engine.scheduler import Piece
+from jaxinfer.engine.scheduler import Sequence as Scheduled
+from jaxinfer.qwen.config import CHUNK
+from jaxinfer.qwen.state import Pieces, Rows
+
+
+def lay_out_pieces(
+    pieces: Sequence[Piece], options: Options
+) -> tuple[Pieces, np.ndarray, np.ndarray]:
+    """A prefill call's pieces, tokens `[P, 64]` and what follows each `[P]`; see `prefill_step`.
+
+    All are NumPy arrays, filled up to a number of pieces for which there is a call.
+    """
+    size, scratch = options.pieces_size(len(pieces)), options.slots
+    tokens, following = np.zeros((size, CHUNK), np.int32), np.zeros(size, np.int32)
+    slot, source, snapshot = (np.full(size, scratch, np.int32) for _ in range(3))
+    start, valid = np.zeros(size, np.int32), np.zeros(size, np.int32)
+    table, fresh = np.zeros((size, options.width), np.int32), np.zeros(size, bool)
+    for row, piece in enumerate(pieces):
+        sequence, end = piece.sequence, piece.start + piece.valid
+        assert sequence.slot is not None
+        tokens[row, : piece.valid] = sequence.prompt[piece.start : end]
+        following[row] = -1 if piece.last else sequence.prompt[end]
+        table[row, : len(sequence.pages)] = sequence.pages
+        slot[row], start[row], valid[row] = sequence.slot, piece.start, piece.valid
+        source[row] = sequence.slot if piece.source is None else piece.source
+        fresh[row] = piece.page != SCRATCH
+        if piece.snapshot is not None:
+            snapshot[row] = piece.snapshot
+    fields: dict[str, Any] = {
+        "table": table,
+        "slot": slot,
+        "start": start,
+        "valid": valid,
+        "source": source,
+        "snapshot": snapshot,
+        "fresh": fresh,
+    }
+    return Pieces(**fields), tokens, following
+
+
+def lay_out_rows(sequences: Sequence[Scheduled], options: Options) -> Rows:
+    """A decode call's rows, as NumPy arrays filled up to a number for which there is a call."""
+    size = options.batch_size(len(sequences))
+    slot = np.full(size, options.slots, np.int32)
+    table = np.zeros((size, options.width), np.int32)
+    for row, sequence in enumerate(sequences):
+        assert sequence.slot is not None
+        slot[row] = sequence.slot
+        table[row, : len(sequence.pages)] = sequence.pages
+    fields: dict[str, Any] = {"table": table, "slot": slot}
+    return Rows(**fields)

@@ -1,0 +1,166 @@
+"""One token's result depends on its own sequence alone, whatever the circumstances.
+
+Every job is run alone, in an engine of one slot that neither speculates nor caches. Then all are
+run in each of the circumstances below, and tokens, text and the bits of the log probabilities must
+be the same.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import count
+from random import Random
+
+import pytest
+
+from jaxinfer import Completion, SamplingParams
+from jaxinfer.engine.engine import Engine
+from jaxinfer.engine.scheduler import Plan
+from tests.engine.conftest import Build, Job
+from tests.engine.helpers import bits, run
+
+pytestmark = pytest.mark.also_gpu
+MODELS = ("tiny_qwen", "tiny_qwen-nvfp4")
+DRAFTS = 4
+
+
+@pytest.fixture(scope="module")
+def jobs(code: list[int], question: list[int]) -> list[Job]:
+    """Prompts around the borders of a page, and all that sampling can do."""
+    greedy = SamplingParams(temperature=0, max_tokens=20, logprobs=True, ignore_eos=True)
+    sampled = replace(greedy, temperature=1, top_k=20, top_p=0.95)
+    return [
+        (code[:1], replace(sampled, seed=1)),
+        (code[: DRAFTS + 1], replace(sampled, seed=5, frequency_penalty=0.5, top_logprobs=3)),
+        (code[:63], greedy),
+        (code[:64], replace(sampled, seed=2, repetition_penalty=1.3)),
+        (code[:65], replace(greedy, presence_penalty=0.7, bad_words=("self", "return None"))),
+        (code[:128], replace(sampled, seed=3, min_p=0.05, logit_bias={13: 2.0, 40: -3.0})),
+        (code[:200], replace(greedy, max_tokens=40)),
+        (question, replace(greedy, max_tokens=70, ignore_eos=False)),
+        (
+            question,
+            replace(
+                sampled, seed=4, temperature=0.6, min_tokens=30, max_tokens=50, ignore_eos=False
+            ),
+        ),
+    ]
+
+
+def together(engine: Engine, jobs: Sequence[Job]) -> list[Completion]:
+    return run(engine, [engine.submit(*job) for job in jobs])
+
+
+def one_by_one(engine: Engine, jobs: Sequence[Job]) -> list[Completion]:
+    return [run(engine, [engine.submit(*job)])[0] for job in jobs]
+
+
+def among_others(engine: Engine, jobs: Sequence[Job]) -> list[Completion]:
+    """Among more requests than there are slots, which come and go at their own times."""
+    requests = []
+    for number, job in enumerate(jobs):
+        for other in range(5):
+            prompt = job[0][: 7 + number + other]
+            engine.submit(prompt, SamplingParams(max_tokens=4 + 3 * other, seed=other))
+        requests.append(engine.submit(*job))
+    return run(engine, requests)
+
+
+def twice(engine: Engine, jobs: Sequence[Job]) -> list[Completion]:
+    """The second time with a warm cache."""
+    together(engine, jobs)
+    before = engine.stats().cached_tokens
+    completions = together(engine, jobs)
+    assert engine.stats().cached_tokens > before
+    assert max(c.usage.cached_tokens for c in completions) == 192
+    return completions
+
+
+def after_eviction(engine: Engine, jobs: Sequence[Job]) -> list[Completion]:
+    """Once more after others have used the memory."""
+    together(engine, jobs)
+    long = [(list(range(100 * n, 100 * n + 300)), SamplingParams(max_tokens=2)) for n in range(16)]
+    together(engine, long)
+    assert engine.stats().evicted_pages > 0
+    return together(engine, jobs)
+
+
+def preempted(engine: Engine, jobs: Sequence[Job]) -> list[Completion]:
+    """While memory seems short at every other step, so that everybody has to go now and then."""
+    scheduler, random, calls = engine._scheduler, Random(0), count()
+    plan = scheduler.plan
+
+    def short(*args: int) -> Plan:
+        running = scheduler.running
+        if next(calls) % 4 < 2 and len(running) > 1:
+            return Plan(victims=random.sample(running, len(running) // 2))
+        return plan(*args)
+
+    scheduler.plan = short
+    completions = together(engine, jobs)
+    scheduler.plan = plan
+    assert engine.stats().preemptions > 10
+    return completions
+
+
+Way = Callable[[Engine, Sequence[Job]], list[Completion]]
+LENGTHS = [(f"{n} MTP drafts", "mtp", DRAFTS, {"lengths": (n,)}, among_others) for n in (1, 2, 3)]
+CIRCUMSTANCES: list[tuple[str, str | None, int, dict, Way]] = [
+    ("in a batch of 7", None, 0, {"slots": 7, "batches": (7,)}, together),
+    ("in a batch of 32", None, 0, {"slots": 32, "batches": (32,), "steps": 4}, among_others),
+    ("n-gram drafts", "ngram", 3, {"slots": 7, "batches": (7,), "prefill_budget": 256}, twice),
+    *LENGTHS,
+    ("4 MTP drafts", "mtp", DRAFTS, {"steps": 4}, twice),
+    ("either kind of draft", "auto", DRAFTS, {"lengths": (1, 4), "steps": 3}, after_eviction),
+    ("no cache", "mtp", DRAFTS, {"prefix_cache": False, "lengths": (4,), "steps": 4}, among_others),
+    ("preempted", "mtp", DRAFTS, {"lengths": (4,), "steps": 1}, preempted),
+]
+DEFAULTS = {
+    "context": 320,
+    "slots": 7,
+    "batches": (7,),
+    "pages": 40,
+    "snapshots": 12,
+    "prefill_budget": 64,
+}
+BRIEFLY = ("in a batch of 32", "3 MTP drafts", "either kind of draft", "preempted")
+"""What the second model is put through: the rest depends on its format in no other way."""
+
+
+@pytest.fixture(scope="module")
+def references(build: Build, jobs: list[Job]) -> Callable[[str], list[Completion]]:
+    """What each model answers to each job alone."""
+
+    @cache
+    def alone(model: str) -> list[Completion]:
+        options = DEFAULTS | {"slots": 1, "batches": (1,), "prefix_cache": False, "steps": 1}
+        return one_by_one(build(model, None, 0, **options), jobs)
+
+    return alone
+
+
+@pytest.mark.parametrize(
+    ("model", "speculation", "drafts", "options", "way"),
+    [
+        pytest.param(model, *rest, id=f"{model} {name}".replace(" ", "-"))
+        for model in MODELS
+        for name, *rest in CIRCUMSTANCES
+        if model == MODELS[0] or name in BRIEFLY
+    ],
+)
+def test_the_answer_is_the_same(
+    build: Build,
+    jobs: list[Job],
+    references: Callable[[str], list[Completion]],
+    model: str,
+    speculation: str | None,
+    drafts: int,
+    options: dict,
+    way: Way,
+) -> None:
+    engine = build(model, speculation, drafts, **DEFAULTS | options)
+    completions = way(engine, jobs)
+    assert bits(completions) == bits(references(model))
+    counters = engine.stats().counters
+    # Drafts were taken and drafts were refused, else little would have been shown.
+    assert 0 < counters.accepted < counters.drafted if speculation else counters.drafted == 0

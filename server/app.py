@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, cast
 
 import msgspec
@@ -13,12 +13,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from jaxinfer.engine import LLM, AsyncLLM, RequestError
+from jaxinfer.engine import LLM, AsyncLLM, Chunk, RequestError, SamplingParams
+from jaxinfer.engine.llm import answers
 from server.errors import JSON, ApiError, fail, refuse, refuse_route
-from server.prompt import prepare
-from server.replies import Chunks, Replier
-from server.schemas import ModelCard, ModelList, read_chat_request
-from server.stream import Disconnected, EventStream, until_disconnected
+from server.params import refusal
+from server.prompt import Job, prepare
+from server.replies import Replier
+from server.requests import read_chat_request
+from server.responses import ModelCard, ModelList
+from server.stream import Disconnected, EventStream, merge, until_disconnected
 
 MAX_BODY = 32 * 2**20
 """Bytes of a request's body; a longer one is refused."""
@@ -78,17 +81,27 @@ class _Routes:
         # Tokenising a long conversation would hold up everybody's streams.
         job = await asyncio.to_thread(prepare, asked, self._llm)
         replier = Replier(job, self._card.id, self._llm.tokenizer)
-        chunks = cast(Chunks, self._engine.stream(job.token_ids, job.params))
+        chunks = merge([self._answer(job, params) for params in answers(job.params)])
         try:
             if not asked.stream:
                 return _json(await until_disconnected(request.receive, replier.whole(chunks)))
             # An error before the first token is still told with a status.
             first = await until_disconnected(request.receive, anext(chunks))
         except RequestError as error:
-            raise ApiError(str(error), param="messages") from error
+            raise refusal(error, asked) from error
         options = asked.stream_options
         include_usage = options is not None and bool(options.include_usage)
         return EventStream(replier.events(first, chunks, include_usage))
+
+    async def _answer(self, job: Job, params: SamplingParams) -> AsyncGenerator[Chunk]:
+        """One answer. Raises ApiError if what it must conform to does not let it go on."""
+        stream = cast(AsyncGenerator[Chunk], self._engine.stream(job.token_ids, params))
+        async with aclosing(stream):
+            async for chunk in stream:
+                if chunk.finish_reason == "error":
+                    message = f"the structured output cannot go on: {chunk.stop_reason}"
+                    raise ApiError(message, code="structured_output_failed", status=500)
+                yield chunk
 
     def _must_be_served(self, model: str) -> None:
         if model != self._card.id:

@@ -1,17 +1,18 @@
 """From a chat request to what the engine takes: prompt tokens and sampling parameters."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.engine import LLM, RequestError, SamplingParams
 from jaxinfer.qwen.chat import ChatTemplateError
 from jaxinfer.qwen.messages import MessageParser
 from server.errors import ApiError
-from server.schemas import ChatMessage, ChatRequest, Tool
+from server.params import sampling_params
+from server.requests import ChatMessage, ChatRequest, Tool
+from server.verbatim import VerbatimParser
 
 TEMPLATE_OPTIONS = ("enable_thinking", "preserve_thinking", "add_vision_id")
-_END_OF_CALL = "</tool_call>"
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Job:
 
     Attributes:
         token_ids: the prompt.
-        params: how to sample.
+        params: how to sample; `n` answers are asked for.
         thinking: whether the prompt ends within the model's reasoning.
         tools: what the model was offered, as it saw it.
     """
@@ -30,8 +31,10 @@ class Job:
     thinking: bool
     tools: list[dict[str, Any]]
 
-    def parser(self) -> MessageParser:
-        """A fresh parser for the reply."""
+    def parser(self) -> MessageParser | VerbatimParser:
+        """A fresh parser for one answer."""
+        if self.params.structured is not None:
+            return VerbatimParser(thinking=self.thinking)
         return MessageParser(thinking=self.thinking, tools=self.tools, calls=bool(self.tools))
 
 
@@ -51,43 +54,9 @@ def prepare(request: ChatRequest, llm: LLM) -> Job:
             param="messages",
             code="context_length_exceeded",
         )
-    params = _params(request, llm.defaults, bool(tools))
+    params = sampling_params(request, llm.defaults, bool(tools))
+    params = llm.after_thoughts(token_ids, params)
     return Job(token_ids, params, options.get("enable_thinking", True), tools)
-
-
-def _params(request: ChatRequest, defaults: SamplingParams, tools: bool) -> SamplingParams:
-    """The checkpoint's own parameters with those of the request in their place."""
-    stop = [request.stop] if isinstance(request.stop, str) else request.stop
-    if tools and not request.parallel_tool_calls:
-        # Nothing after the first call is wanted, and the parser closes what is open.
-        stop = [*stop, _END_OF_CALL]
-    given = {
-        "max_tokens": _max_tokens(request),
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": request.top_k,
-        "min_p": request.min_p,
-        # OpenAI's seeds are of any sign and size.
-        "seed": None if request.seed is None else request.seed % 2**32,
-        "stop": tuple(stop),
-        "stop_token_ids": tuple(request.stop_token_ids),
-        "ignore_eos": request.ignore_eos,
-        "logprobs": request.logprobs,
-    }
-    try:
-        return replace(defaults, **{k: v for k, v in given.items() if v is not None})
-    except ValueError as error:
-        raise ApiError(str(error), param=str(error).split(" ", 1)[0]) from error
-
-
-def _max_tokens(request: ChatRequest) -> int | None:
-    old, new = request.max_tokens, request.max_completion_tokens
-    if old is not None and new is not None and old != new:
-        raise ApiError(
-            f"max_tokens is {old} and max_completion_tokens {new}; give one of them",
-            param="max_tokens",
-        )
-    return old if new is None else new
 
 
 def _template_options(request: ChatRequest) -> dict[str, bool]:

@@ -11,10 +11,19 @@ from msgspec import UNSET
 from tokenizers import Tokenizer
 
 from jaxinfer.engine import Chunk, Completion, Usage
-from jaxinfer.qwen.messages import CallArguments, CallStart, Delta, TextDelta, join
-from server.errors import INTERNAL
+from jaxinfer.engine.text import token_bytes
+from jaxinfer.qwen.messages import (
+    CallArguments,
+    CallStart,
+    Delta,
+    MessageParser,
+    TextDelta,
+    join,
+)
+from server.errors import INTERNAL, ApiError
 from server.prompt import Job
-from server.schemas import (
+from server.responses import (
+    Alternative,
     CallOut,
     ChatChunk,
     ChatCompletion,
@@ -23,16 +32,18 @@ from server.schemas import (
     DeltaOut,
     FunctionOut,
     Logprobs,
+    PromptDetails,
     ReplyOut,
     TokenLogprob,
     UsageOut,
 )
 from server.stream import DONE, event
-from server.tokens import token_bytes
+from server.verbatim import VerbatimParser
 
 logger = logging.getLogger(__name__)
 
-Chunks = AsyncGenerator[Chunk]
+Chunks = AsyncGenerator[tuple[int, Chunk]]
+"""Pieces of several answers, each with the number of its answer."""
 
 LOWEST_LOGPROB = -9999.0
 """What OpenAI writes for a token of no probability, since JSON has no infinity."""
@@ -56,10 +67,18 @@ class Replier:
 
     async def whole(self, chunks: Chunks) -> ChatCompletion:
         """One response, when all is there."""
+        parts: list[list[Chunk]] = [[] for _ in range(self.job.params.n)]
         async with aclosing(chunks):
-            completion = Completion.join([chunk async for chunk in chunks])
+            async for index, chunk in chunks:
+                parts[index].append(chunk)
+        answers = [Completion.join(part) for part in parts]
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        usage = _usage([answer.usage for answer in answers])
+        return ChatCompletion(self.id, self.created, self.model, choices, usage)
+
+    def _choice(self, index: int, answer: Completion) -> ChoiceOut:
         parser = self.job.parser()
-        deltas = [*parser.feed(completion.text), *parser.finish()]
+        deltas = [*parser.feed(answer.text), *parser.finish()]
         message, calls = join(deltas), _calls(deltas)
         for call in calls:
             call.index = UNSET
@@ -68,15 +87,11 @@ class Replier:
             reasoning_content=message.reasoning,
             tool_calls=calls or UNSET,
         )
-        choice = ChoiceOut(
-            reply,
-            _finish_reason(completion.finish_reason, bool(calls)),
-            self._logprobs(completion.token_ids, completion.logprobs),
-        )
-        return ChatCompletion(self.id, self.created, self.model, [choice], _usage(completion.usage))
+        reason = _finish_reason(answer.finish_reason, bool(calls))
+        return ChoiceOut(reply, reason, self._logprobs(answer), index)
 
     async def events(
-        self, first: Chunk, rest: Chunks, include_usage: bool
+        self, first: tuple[int, Chunk], rest: Chunks, include_usage: bool
     ) -> AsyncGenerator[bytes]:
         """The stream's events; an error on the way becomes the last one.
 
@@ -85,52 +100,76 @@ class Replier:
             rest: all chunks after it.
             include_usage: end with a piece that has no choice but the usage.
         """
-        usage = first.usage
+        usage = None if include_usage else UNSET
+
+        def shown(choice: ChunkChoice) -> bytes:
+            return event(ChatChunk(self.id, self.created, self.model, [choice], usage))
+
+        answers = [_Streamed(self.job.parser()) for _ in range(self.job.params.n)]
         async with aclosing(rest):
             try:
-                yield self._event(
-                    ChunkChoice(DeltaOut(role="assistant", content="")), include_usage
-                )
-                parser, called = self.job.parser(), False
-                async for chunk in _together(first, rest):
-                    usage, reason = chunk.usage, chunk.finish_reason
-                    deltas = parser.feed(chunk.text) + (parser.finish() if reason else [])
-                    called = called or any(isinstance(delta, CallStart) for delta in deltas)
-                    logprobs = self._logprobs(chunk.token_ids, chunk.logprobs)
-                    if deltas or logprobs:
-                        piece = ChunkChoice(_delta(deltas), logprobs=logprobs)
-                        yield self._event(piece, include_usage)
+                for index in range(len(answers)):
+                    yield shown(ChunkChoice(DeltaOut(role="assistant", content=""), index=index))
+                async for index, chunk in _together(first, rest):
+                    delta, reason = answers[index].take(chunk)
+                    logprobs = self._logprobs(chunk)
+                    if delta is not None or logprobs:
+                        yield shown(ChunkChoice(delta or DeltaOut(), None, logprobs, index))
                     if reason:
-                        end = ChunkChoice(DeltaOut(), _finish_reason(reason, called))
-                        yield self._event(end, include_usage)
+                        yield shown(ChunkChoice(DeltaOut(), reason, index=index))
                 if include_usage:
-                    yield event(ChatChunk(self.id, self.created, self.model, [], _usage(usage)))
+                    total = _usage([answer.usage for answer in answers])
+                    yield event(ChatChunk(self.id, self.created, self.model, [], total))
                 yield DONE
+            except ApiError as error:
+                yield event(error.body())
             except Exception:
                 logger.exception("a stream failed")
                 yield event(INTERNAL.body())
 
-    def _event(self, choice: ChunkChoice, include_usage: bool) -> bytes:
-        usage = None if include_usage else UNSET
-        return event(ChatChunk(self.id, self.created, self.model, [choice], usage))
-
-    def _logprobs(
-        self, token_ids: Sequence[int], logprobs: Sequence[float] | None
-    ) -> Logprobs | None:
-        if not logprobs:
+    def _logprobs(self, said: Chunk | Completion) -> Logprobs | None:
+        if not said.logprobs:
             return None
-        content = []
-        for token_id, logprob in zip(token_ids, logprobs, strict=True):
-            raw = token_bytes(self.tokenizer, token_id)
-            shown = raw.decode(errors="replace")
-            content.append(TokenLogprob(shown, max(logprob, LOWEST_LOGPROB), list(raw)))
-        return Logprobs(content)
+        tokens = zip(said.token_ids, said.logprobs, strict=True)
+        others = said.top_logprobs or [()] * len(said.token_ids)
+        return Logprobs(
+            [
+                TokenLogprob(*self._shown(*own), [Alternative(*self._shown(*pair)) for pair in top])
+                for own, top in zip(tokens, others, strict=True)
+            ]
+        )
+
+    def _shown(self, token: int, logprob: float) -> tuple[str, float, list[int]]:
+        raw = token_bytes(self.tokenizer, token)
+        return raw.decode(errors="replace"), max(logprob, LOWEST_LOGPROB), list(raw)
 
 
-async def _together(first: Chunk, rest: Chunks) -> AsyncGenerator[Chunk]:
+@dataclass
+class _Streamed:
+    """One answer on its way to the client.
+
+    Attributes:
+        parser: takes its text apart.
+        usage: so far.
+        called: whether a tool call has begun.
+    """
+
+    parser: MessageParser | VerbatimParser
+    usage: Usage = field(default_factory=Usage)
+    called: bool = False
+
+    def take(self, chunk: Chunk) -> tuple[DeltaOut | None, str | None]:
+        """What a chunk adds to the message, if anything, and why it ends, if it does."""
+        reason, self.usage = chunk.finish_reason, chunk.usage
+        deltas = self.parser.feed(chunk.text) + (self.parser.finish() if reason else [])
+        self.called = self.called or any(isinstance(delta, CallStart) for delta in deltas)
+        return _delta(deltas) if deltas else None, reason and _finish_reason(reason, self.called)
+
+
+async def _together(first: tuple[int, Chunk], rest: Chunks) -> Chunks:
     yield first
-    async for chunk in rest:
-        yield chunk
+    async for item in rest:
+        yield item
 
 
 def _delta(deltas: Iterable[Delta]) -> DeltaOut:
@@ -168,5 +207,8 @@ def _finish_reason(reason: str, called: bool) -> str:
     return "tool_calls" if called and reason == "stop" else reason
 
 
-def _usage(usage: Usage) -> UsageOut:
-    return UsageOut(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
+def _usage(answers: Sequence[Usage]) -> UsageOut:
+    """That of all answers; they have one prompt, whose tokens the first speaks of."""
+    prompt, completion = answers[0].prompt_tokens, sum(a.completion_tokens for a in answers)
+    cached = PromptDetails(answers[0].cached_tokens)
+    return UsageOut(prompt, completion, prompt + completion, cached)

@@ -1,7 +1,7 @@
 """Work on behalf of a client that may leave, and server-sent events."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -36,6 +36,29 @@ async def until_disconnected[T](receive: Receive, work: Coroutine[Any, Any, T]) 
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def merge[T](streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
+    """What all the streams yield as it comes, each with the number of its stream.
+
+    They run at the same time. An error in one of them, or closing this, closes all.
+    """
+    waiting = {asyncio.ensure_future(anext(stream)): i for i, stream in enumerate(streams)}
+    try:
+        while waiting:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in waiting if task.done()]:
+                number = waiting.pop(task)
+                with suppress(StopAsyncIteration):
+                    item = task.result()
+                    waiting[asyncio.ensure_future(anext(streams[number]))] = number
+                    yield number, item
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
 
 
 class EventStream(Response):

@@ -1,77 +1,18 @@
 """The server as OpenAI's own client sees it, on a real socket, with the little checkpoint."""
 
-import asyncio
 import json
-import socket
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import openai
 import pytest
-import uvicorn
 from openai import OpenAI
 
-from jaxinfer.engine import LLM, Chunk, SamplingParams, Usage
-from server.app import MAX_BODY, create_app
+from tests.server.helpers import CAPITAL, MODEL, WEATHER, Server, ask, text
 
-MODEL = "tiny_qwen"
-CAPITAL = [{"role": "user", "content": "What is the capital of Norway?"}]
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the current weather.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "description": "The city"}},
-            "required": ["city"],
-        },
-    },
-}
 ASK_WEATHER = [{"role": "user", "content": "What is the weather in Oslo?"}]
-
-
-class Server:
-    """uvicorn on a thread of its own."""
-
-    def __init__(self, llm: LLM) -> None:
-        self.llm = llm
-        listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        config = uvicorn.Config(create_app(llm), log_level="warning", timeout_graceful_shutdown=5)
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-
-
-@pytest.fixture(scope="module")
-def server(tiny_llm: LLM) -> Iterator[Server]:
-    running = Server(tiny_llm)
-    yield running
-    running.close()
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> OpenAI:
-    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
-def ask(client: OpenAI, messages: Any = CAPITAL, **options: Any) -> Any:
-    fields = {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": 100}
-    return client.chat.completions.create(**(fields | options))
-
-
-def text(chunks: list[Any], field: str) -> str:
-    deltas = (chunk.choices[0].delta for chunk in chunks if chunk.choices)
-    return "".join(getattr(delta, field, None) or "" for delta in deltas)
 
 
 def test_health(server: Server) -> None:
@@ -230,9 +171,10 @@ def test_requests_at_the_same_time(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_place(server: Server, stream: bool) -> None:
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_client_that_leaves_frees_its_place(server: Server, stream: bool, n: int) -> None:
     engine, url = server.llm.engine, f"{server.url}/v1/chat/completions"
-    body = {"model": MODEL, "messages": CAPITAL, "ignore_eos": True, "stream": stream}
+    body = {"model": MODEL, "messages": CAPITAL, "ignore_eos": True, "stream": stream, "n": n}
     if stream:
         with httpx.stream("POST", url, json=body, timeout=60) as response:
             next(response.iter_lines())
@@ -244,70 +186,6 @@ def test_a_client_that_leaves_frees_its_place(server: Server, stream: bool) -> N
     while engine.busy and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not engine.busy
-
-
-BAD: list[tuple[dict[str, Any], str | None, str]] = [
-    ({"messages": []}, "messages", "length"),
-    ({"messages": None}, "messages", "missing"),
-    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "wizard"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
-    ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "int"),
-    ({"messages": [{"role": "system", "content": "x"}]}, "messages", "No user query"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "messages[0].content[0].type",
-        "not served yet",
-    ),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, None, "missing"),
-    ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages", "context holds"),
-    (
-        {"messages": [*CAPITAL, {"role": "assistant", "function_call": {"name": "f"}}]},
-        "messages[1].function_call",
-        "tool_calls",
-    ),
-    ({"temperature": -1}, "temperature", ">= 0"),
-    ({"temperature": "hot"}, "temperature", "float"),
-    ({"top_p": 0}, "top_p", "> 0"),
-    ({"min_p": 2}, "min_p", "<= 1"),
-    ({"top_k": -1}, "top_k", ">= 0"),
-    ({"max_tokens": 0}, "max_tokens", ">= 1"),
-    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "give one"),
-    ({"stop": [""]}, "stop[0]", "length"),
-    ({"n": 2}, "n", "not supported"),
-    ({"logit_bias": {"1": 2}}, "logit_bias", "not supported"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
-    ({"presence_penalty": 1.5}, "presence_penalty", "not supported"),
-    ({"logprobs": True, "top_logprobs": 3}, "top_logprobs", "not supported"),
-    ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
-    ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
-    ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice", "forced"),
-    ({"tool_choice": "auto"}, "tool_choice", "tools"),
-    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing"),
-    ({"tools": [{"type": "code"}]}, "tools[0].type", "code"),
-    (
-        {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
-        "tools[0].function.strict",
-        "strict",
-    ),
-    ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, None, "regex"),
-    ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x", "not one of"),
-    ({"chat_template_kwargs": {"enable_thinking": 1}}, None, "true or false"),
-    ({"temprature": 1}, "temprature", "unknown field"),
-]
-
-
-@pytest.mark.parametrize(("change", "param", "message"), BAD)
-def test_bad_requests_name_the_field(
-    client: OpenAI, change: dict[str, Any], param: str | None, message: str
-) -> None:
-    fields: dict[str, Any] = {"model": MODEL, "messages": CAPITAL} | change
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.post("/chat/completions", body=fields, cast_to=object)
-    error: Any = caught.value.body
-    assert error["type"] == "invalid_request_error"
-    assert message in error["message"]
-    if param:
-        assert error["param"] == param
 
 
 def test_harmless_and_neutral_fields(client: OpenAI) -> None:
@@ -323,59 +201,3 @@ def test_harmless_and_neutral_fields(client: OpenAI) -> None:
         logit_bias={},
         response_format={"type": "text"},
     )
-
-
-def test_other_errors(server: Server, client: OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as caught:
-        ask(client, model="gpt-4")
-    assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
-
-    url = f"{server.url}/v1/chat/completions"
-    cases = [
-        (httpx.get(f"{server.url}/v1/nothing"), 404, "no route GET /v1/nothing"),
-        (httpx.get(url), 405, "use POST"),
-        (httpx.post(url, content=b"{"), 400, "not a JSON object"),
-        (httpx.post(url, content=b"[1]"), 400, "not a JSON object"),
-        (httpx.post(url, content=b" " * (MAX_BODY + 1)), 413, "longer than"),
-    ]
-    for response, status, message in cases:
-        assert response.status_code == status
-        assert message in response.json()["error"]["message"]
-
-
-class _Broken:
-    """An engine that fails after its first chunk, or at once."""
-
-    def __init__(self, chunks: int) -> None:
-        self._chunks = chunks
-
-    async def stream(self, token_ids: Any, params: SamplingParams) -> Any:
-        for _ in range(self._chunks):
-            yield Chunk("Hi", (1,), None, None, Usage(1, 1))
-        raise RuntimeError("secret")
-
-    def start(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@pytest.mark.parametrize(("chunks", "stream"), [(0, False), (0, True), (1, False), (1, True)])
-def test_a_failing_engine(
-    tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch, chunks: int, stream: bool
-) -> None:
-    monkeypatch.setattr("server.app.AsyncLLM", lambda llm: _Broken(chunks))
-    transport = httpx.ASGITransport(create_app(tiny_llm), raise_app_exceptions=False)
-
-    async def post() -> httpx.Response:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            fields = {"model": MODEL, "messages": CAPITAL, "stream": stream}
-            return await http.post("/v1/chat/completions", json=fields)
-
-    response = asyncio.run(post())
-    assert "secret" not in response.text
-    if stream and chunks:
-        assert response.status_code == 200
-        assert "server_error" in response.text.strip().splitlines()[-1]
-    else:
-        assert response.status_code == 500
-        assert response.json()["error"]["type"] == "server_error"

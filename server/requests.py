@@ -1,15 +1,13 @@
-"""Requests and responses of the OpenAI routes, and what is refused in them."""
+"""Requests of the OpenAI routes, and what is refused in them."""
 
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from server.errors import ApiError
-
-# --- requests -----------------------------------------------------------------------------------
 
 
 class Part(Struct):
@@ -69,29 +67,79 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
+class TextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Any text."""
+
+
+class JsonObjectFormat(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+    """A JSON object."""
+
+
+class NamedSchema(Struct, forbid_unknown_fields=True):
+    """A JSON schema; the answer conforms to it whether `strict` or not."""
+
+    name: str
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """JSON that conforms to a schema."""
+
+    json_schema: NamedSchema
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """What an answer must conform to, beyond OpenAI's formats; one of them is given.
+
+    `json` is a schema, `grammar` one in llguidance's dialect of Lark.
+    """
+
+    json: dict[str, Any] | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    grammar: str | None = None
+
+
 Positive = Annotated[int, Meta(ge=1)]
 
 
 class ChatRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/chat/completions`; None stands for the checkpoint's own default.
 
-    `top_k`, `min_p`, `ignore_eos`, `stop_token_ids` and `chat_template_kwargs` go beyond OpenAI's
-    fields.
+    `top_k`, `min_p`, `min_tokens`, `repetition_penalty`, `bad_words`, `allowed_token_ids`,
+    `stop_token_ids`, `ignore_eos`, `structured_outputs`, `cache_salt` and `chat_template_kwargs` go
+    beyond OpenAI's fields. Fields that are called as those of `SamplingParams` mean the same;
+    ranges that are not given here are checked there.
     """
 
     model: str
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
+    min_tokens: int | None = None
+    n: int | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
     seed: int | None = None
     stop: Annotated[str, Meta(min_length=1)] | list[Annotated[str, Meta(min_length=1)]] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     logprobs: bool = False
+    top_logprobs: int = 0
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    cache_salt: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     tools: list[Tool] = []
@@ -109,18 +157,11 @@ ACCEPTED = frozenset((
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logit_bias": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "n": (1,),
     "prediction": (),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -147,13 +188,14 @@ def read_chat_request(body: bytes) -> ChatRequest:
     return _convert(fields)
 
 
-_PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`")
 
 
 def _convert(fields: dict[str, Any]) -> ChatRequest:
     try:
-        return msgspec.convert(fields, ChatRequest)
+        # The keys of `logit_bias` are numbers, which JSON can only write as strings.
+        return msgspec.convert(fields, ChatRequest, str_keys=True)
     except msgspec.ValidationError as error:
         found = _PATH.match(str(error))
         assert found is not None
@@ -165,122 +207,3 @@ def _convert(fields: dict[str, Any]) -> ChatRequest:
             ) from error
         message = f"{path}: {what[0].lower()}{what[1:]}"
         raise ApiError(message, param=path or None, code="invalid_value") from error
-
-
-# --- responses ----------------------------------------------------------------------------------
-
-
-class UsageOut(Struct):
-    """Tokens of a request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class TokenLogprob(Struct):
-    """Log probability of one token; `bytes` are the UTF-8 of what it stands for."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[Any] = []
-
-
-class Logprobs(Struct):
-    """Log probabilities of all generated tokens: of thoughts and markup, too."""
-
-    content: list[TokenLogprob]
-    refusal: None = None
-
-
-class FunctionOut(Struct):
-    """Name and arguments (JSON) of a call; in a stream, a fragment of them."""
-
-    name: str | UnsetType = UNSET
-    arguments: str = ""
-
-
-class CallOut(Struct):
-    """A tool call; in a stream, a fragment of one, told apart by `index`."""
-
-    function: FunctionOut
-    index: int | UnsetType = UNSET
-    id: str | UnsetType = UNSET
-    type: str | UnsetType = UNSET
-
-
-class ReplyOut(Struct):
-    """The assistant's message."""
-
-    content: str | None
-    reasoning_content: str | None
-    tool_calls: list[CallOut] | UnsetType = UNSET
-    role: str = "assistant"
-    refusal: None = None
-
-
-class ChoiceOut(Struct):
-    """The one choice of a response."""
-
-    message: ReplyOut
-    finish_reason: str
-    logprobs: Logprobs | None = None
-    index: int = 0
-
-
-class ChatCompletion(Struct):
-    """A response that is not streamed."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[ChoiceOut]
-    usage: UsageOut
-    object: str = "chat.completion"
-
-
-class DeltaOut(Struct):
-    """What a piece of a stream adds to the message."""
-
-    role: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    tool_calls: list[CallOut] | UnsetType = UNSET
-
-
-class ChunkChoice(Struct):
-    """The one choice of a piece of a stream."""
-
-    delta: DeltaOut
-    finish_reason: str | None = None
-    logprobs: Logprobs | None = None
-    index: int = 0
-
-
-class ChatChunk(Struct):
-    """A piece of a stream."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: UsageOut | UnsetType | None = UNSET
-    object: str = "chat.completion.chunk"
-
-
-class ModelCard(Struct):
-    """A model that is served; `max_model_len` is its context in tokens."""
-
-    id: str
-    created: int
-    max_model_len: int
-    object: str = "model"
-    owned_by: str = "jaxinfer"
-
-
-class ModelList(Struct):
-    """All models that are served."""
-
-    data: list[ModelCard]
-    object: str = "list"

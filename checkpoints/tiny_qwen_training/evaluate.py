@@ -34,15 +34,17 @@ from tqdm import tqdm
 from checkpoints import load, resolve
 from checkpoints.tiny_qwen_training.dataset import KINDS
 from checkpoints.tiny_qwen_training.tokenizer import CHECKPOINT, END_OF_TEXT
+from jaxinfer.engine.build import build_engine
 from jaxinfer.engine.engine import Engine, Request
-from jaxinfer.engine.request import SamplingParams
+from jaxinfer.engine.request import SamplingParams, Usage
 from jaxinfer.engine.steps import SPECULATIONS, Plan
 from jaxinfer.qwen import model
+from jaxinfer.qwen.cache import Place
 from jaxinfer.qwen.chat import ChatTemplate
 from jaxinfer.qwen.config import CHUNK, Config
 from jaxinfer.qwen.mode import PREFILL
 from jaxinfer.qwen.params import Params
-from jaxinfer.qwen.state import State, init_state
+from jaxinfer.qwen.state import Pieces, State, init_state, own_pages
 
 OUT = Path("docs/measurements/tiny_qwen")
 CHECKPOINTS = {"bf16": "tiny_qwen", "nvfp4": "tiny_qwen-nvfp4"}
@@ -120,17 +122,17 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 @partial(jax.jit, static_argnums=1, donate_argnums=2)
 def _forward(
-    params: Params, cfg: Config, state: State, tokens: jax.Array, valid: jax.Array
+    params: Params, cfg: Config, state: State, tokens: jax.Array, pieces: Pieces
 ) -> tuple[State, jax.Array, jax.Array]:
-    """One chunk of `tokens [B, CHUNK + 1]`: log probabilities `[B, CHUNK, V]` of what follows it.
+    """Pieces of `tokens [B, CHUNK + 1]`: log probabilities `[B, CHUNK, V]` of what follows each.
 
     The second are the MTP head's, of the token after the one that follows.
     """
-    start = state.length
-    positions = model.text_positions(start, CHUNK)
+    positions = model.text_positions(pieces.start, CHUNK)
+    place = Place(pieces.table, pieces.start, pieces.valid)
     x, following = (model.embed(params, cfg, t) for t in (tokens[:, :-1], tokens[:, 1:]))
-    hidden, state = model.prefill(params, cfg, x, state, valid, positions)
-    ahead, state = model.draft(params, cfg, following, hidden, state, start, positions, PREFILL)
+    hidden, state = model.prefill(params, cfg, x, state, pieces, positions)
+    ahead, state = model.draft(params, cfg, following, hidden, state, place, positions, PREFILL)
     next_, later = (jax.nn.log_softmax(model.logits(params, h, PREFILL)) for h in (hidden, ahead))
     return state, next_, later
 
@@ -195,17 +197,16 @@ def _add_losses(
     tokens = np.zeros((ROWS, chunks * CHUNK + 2), np.int32)
     for row, window in enumerate(windows):
         tokens[row, : len(window)] = window
-    # A finished row still writes keys at its end: hence a chunk more of room.
-    states = {name: init_state(cfg, ROWS, WINDOW + CHUNK, 1) for name, (cfg, _) in models.items()}
+    pages = 1 + ROWS * WINDOW // CHUNK
+    states = {name: init_state(cfg, ROWS, pages, rows=1) for name, (cfg, _) in models.items()}
     for start in range(0, chunks * CHUNK, CHUNK):
         piece = jnp.asarray(tokens[:, start : start + CHUNK + 2])
         valid = np.clip(targets - start, 0, CHUNK)
+        pieces = _pieces(start, valid)
         ahead_valid = np.clip(targets - 1 - start, 0, CHUNK)
         reference = None
         for name, (cfg, params) in models.items():
-            states[name], scores, ahead = _forward(
-                params, cfg, states[name], piece[:, :-1], jnp.asarray(valid)
-            )
+            states[name], scores, ahead = _forward(params, cfg, states[name], piece[:, :-1], pieces)
             reference = scores if reference is None else reference
             kl, same = _difference(reference, scores, valid)
             sums[name] += float(_surprise(scores, piece[:, 1:-1], valid))
@@ -214,6 +215,20 @@ def _add_losses(
             sums[f"{name}_same"] += int(same)
         sums["tokens"] += int(valid.sum())
         sums["mtp_tokens"] += int(ahead_valid.sum())
+
+
+def _pieces(start: int, valid: np.ndarray) -> Pieces:
+    """The pieces of all windows that begin at `start`, each in a slot and pages of its own."""
+    slot = jnp.arange(ROWS)
+    return Pieces(
+        table=own_pages(ROWS, WINDOW),
+        slot=slot,
+        start=jnp.full(ROWS, start),
+        valid=jnp.asarray(valid),
+        source=slot,
+        snapshot=jnp.full(ROWS, ROWS),
+        fresh=jnp.asarray(valid > 0),
+    )
 
 
 @dataclass(frozen=True)
@@ -235,7 +250,17 @@ def measure_acceptance() -> Iterator[Record]:
     plans += [Plan(cfg, kind, length) for kind in SPECULATIONS for length in LENGTHS]
     plain: dict[tuple[str, str], list[list[int]]] = {}
     for plan in tqdm(plans, desc="kinds and lengths of draft"):
-        engine = Engine(params, plan, tokenizer, generation["eos_token_id"], SLOTS, WINDOW)
+        # One step a call and one length, so that every step's drafts are told apart.
+        engine = build_engine(
+            params,
+            plan,
+            tokenizer,
+            generation["eos_token_id"],
+            slots=SLOTS,
+            context=WINDOW,
+            steps=1,
+            lengths=(plan.drafts,),
+        )
         for kind, text in heldout.items():
             for mode, sampling in SAMPLING.items():
                 outputs, steps = _generate(engine, text.prompts, sampling)
@@ -259,15 +284,16 @@ def _generate(
     """Run all prompts; their tokens, and every decode step of every request."""
     requests = [engine.submit(p, replace(sampling, seed=i)) for i, p in enumerate(prompts)]
     outputs: defaultdict[Request, list[int]] = defaultdict(list)
+    before: dict[Request, Usage] = {}
     steps: list[Step] = []
     while engine.busy:
-        before = {request: request.usage for request in requests}
         for request, chunk in engine.step():
             # A request's first token comes from its prompt, not from a decode step.
-            if request in outputs:
+            if request in before:
                 drafted = chunk.usage.drafted - before[request].drafted
                 accepted = chunk.usage.accepted - before[request].accepted
                 steps.append(Step(drafted, accepted, len(chunk.token_ids)))
+            before[request] = chunk.usage
             outputs[request].extend(chunk.token_ids)
     return [outputs[request] for request in requests], steps
 

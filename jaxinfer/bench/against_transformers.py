@@ -30,7 +30,7 @@ from jaxinfer.qwen.config import CHUNK, Config
 from jaxinfer.qwen.mode import PREFILL, decode_mode
 from jaxinfer.qwen.params import Params, init
 from jaxinfer.qwen.published import RAW
-from jaxinfer.qwen.state import init_state
+from jaxinfer.qwen.state import Pieces, Rows, init_state, own_pages
 
 MID: dict[str, Any] = {
     **RAW,
@@ -92,22 +92,26 @@ def ours(directory: Path, tokens: np.ndarray, prompt: int, dtype: str) -> np.nda
 
 def _ours(directory: Path, tokens: np.ndarray, prompt: int) -> np.ndarray:
     cfg, params = load(directory)
-    state = init_state(cfg, 1, 512, 1)
+    rows = Rows(own_pages(1, len(tokens)), jnp.array([0]))
+    state = init_state(cfg, 1, 1 + rows.table.size, 1)
+    scratch, fresh = jnp.array([1]), jnp.array([True])
     prefill = jax.jit(model.prefill, static_argnums=1, donate_argnums=3)
-    decode = jax.jit(model.decode, static_argnums=(1, 4), donate_argnums=3)
+    decode = jax.jit(model.decode, static_argnums=(1, 6), donate_argnums=3)
     scores = jax.jit(model.logits, static_argnums=2)
     out = []
     for begin in range(0, prompt, CHUNK):
         piece = tokens[begin : min(begin + CHUNK, prompt)]
         x = model.embed(params, cfg, jnp.asarray(np.pad(piece, (0, CHUNK - len(piece))))[None])
-        places = model.text_positions(jnp.array([begin]), CHUNK)
-        hidden, state = prefill(params, cfg, x, state, jnp.array([len(piece)]), places)
+        start, valid = jnp.array([begin]), jnp.array([len(piece)])
+        pieces = Pieces(rows.table, rows.slot, start, valid, rows.slot, scratch, fresh)
+        places = model.text_positions(start, CHUNK)
+        hidden, state = prefill(params, cfg, x, state, pieces, places)
         out.append(scores(params, hidden, PREFILL)[0, : len(piece)])
-    mode = decode_mode()
+    mode, active = decode_mode(), jnp.array([True])
     for token in tokens[prompt:]:
         x = model.embed(params, cfg, jnp.array([[token]]))
-        hidden, state = decode(params, cfg, x, state, mode)
-        state = model.accept(state, jnp.array([1]))
+        hidden, state = decode(params, cfg, x, state, rows, active, mode)
+        state = model.accept(state, rows, jnp.array([1]))
         out.append(scores(params, hidden, mode)[0])
     return np.concatenate([np.asarray(a, np.float64) for a in out])
 

@@ -59,6 +59,13 @@ class Speculation(StrEnum):
     NONE = "none"
 
 
+class KvDtype(StrEnum):
+    """How keys and values are stored."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+
 class Recipe(StrEnum):
     """What is quantised how; the names of `checkpoints.RECIPES`."""
 
@@ -216,9 +223,37 @@ def serve(
         str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-    max_batch: Annotated[int, typer.Option(min=1, help="Requests answered together.")] = 8,
+    max_batch: Annotated[
+        int, typer.Option(min=1, max=64, help="Requests answered together; more wait.")
+    ] = 8,
     context: Context = None,
     speculation: Drafts = Speculation.AUTO,
+    draft_length: Annotated[
+        int, typer.Option(min=1, max=16, help="The most tokens drafted in a step.")
+    ] = 3,
+    kv_dtype: Annotated[
+        KvDtype | None,
+        typer.Option(help="How keys and values are stored.  [default: as the model computes]"),
+    ] = None,
+    prefix_cache: Annotated[bool, typer.Option(help="Keep what prompts have in common.")] = True,
+    prefill_budget: Annotated[
+        int | None,
+        typer.Option(
+            min=64,
+            help="Tokens of prompts that are worked off between two decode calls, a multiple of "
+            "64: more brings first tokens sooner, fewer keeps streams smooth.  "
+            "[default: 512 on a GPU, 128 on a CPU]",
+        ),
+    ] = None,
+    memory_fraction: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="The part of the device's memory to use.  "
+            "[default: 0.95 of a GPU's, half of the host's]",
+        ),
+    ] = None,
 ) -> None:
     """Serve a model to OpenAI's clients: /v1/chat/completions, /v1/models, /health.
 
@@ -228,7 +263,20 @@ def serve(
     """
     from jaxinfer.commands import serve
 
-    serve.run(model, name, host, port, max_batch, context, speculation)
+    serve.run(
+        model,
+        name,
+        host,
+        port,
+        max_batch=max_batch,
+        context=context,
+        speculation=speculation,
+        draft_length=draft_length,
+        kv_dtype=kv_dtype,
+        prefix_cache=prefix_cache,
+        prefill_budget=prefill_budget,
+        memory_fraction=memory_fraction,
+    )
 
 
 @app.command()

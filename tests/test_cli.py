@@ -11,7 +11,7 @@ import uvicorn
 from typer.testing import CliRunner
 
 from checkpoints import load
-from jaxinfer.cli import Recipe, Speculation, app
+from jaxinfer.cli import KvDtype, Recipe, Speculation, app
 from jaxinfer.commands import terminal
 from jaxinfer.commands.demo import answer
 from jaxinfer.commands.sizes import in_bytes, in_numbers
@@ -73,9 +73,11 @@ def test_as_a_module() -> None:
 
 def test_the_declared_choices_are_the_real_ones() -> None:
     from checkpoints import RECIPES
+    from jaxinfer.engine.build import KV_DTYPES
     from jaxinfer.engine.steps import SPECULATIONS
 
     assert set(Recipe) == set(RECIPES)
+    assert {None, *KvDtype} == set(KV_DTYPES)
     assert set(Speculation) == {*SPECULATIONS, "none"}
 
 
@@ -214,10 +216,22 @@ def test_serve(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: served.append(self))
     # It would close handlers that other libraries have set up on the streams of the test runner.
     monkeypatch.setattr(uvicorn.Config, "configure_logging", lambda self: None)
-    result = run("serve", "--port", "0", "--name", "qwen", "--max-batch", "3")
+    result = run(
+        "serve", "--port", "0", "--name", "qwen", "--max-batch", "3", "--draft-length", "2",
+        "--kv-dtype", "fp8", "--no-prefix-cache", "--prefill-budget", "192",
+        "--memory-fraction", "0.5",
+    )  # fmt: skip
     assert result.exit_code == 0
     assert "serving qwen at http://127.0.0.1:" in result.stderr
-    assert opened[-1]["max_batch"] == 3
+    expected = {
+        "max_batch": 3,
+        "draft_length": 2,
+        "kv_dtype": "fp8",
+        "prefix_cache": False,
+        "prefill_budget": 192,
+        "memory_fraction": 0.5,
+    }
+    assert expected.items() <= opened[-1].items()
     assert len(served) == 1
 
 

@@ -2,6 +2,7 @@
 
 import socket
 from contextlib import suppress
+from typing import Any
 
 import uvicorn
 
@@ -17,19 +18,17 @@ def run(
     name: str | None,
     host: str,
     port: int,
-    max_batch: int,
-    context: int | None,
-    speculation: str,
+    **options: Any,
 ) -> None:
-    """Serve until interrupted."""
+    """Serve until interrupted; `options` are those of `LLM`."""
     # Taken first: a port that is in use should not cost the time of loading.
     listening = listen(host, port)
-    llm = open_llm(model, context=context, speculation=speculation, max_batch=max_batch)
+    llm = open_llm(model, **options)
     app = create_app(llm, name=name)
     shown = f"[{host}]" if ":" in host else host
     err.print(
         f"serving {name or llm.name} at http://{shown}:{listening.getsockname()[1]}/v1 "
-        f"(context {llm.context} tokens, {max_batch} requests together)",
+        f"(context {llm.context} tokens, {llm.engine.options.slots} requests together)",
         style="green",
         markup=False,
         soft_wrap=True,

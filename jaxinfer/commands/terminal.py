@@ -2,16 +2,17 @@
 
 import os
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jax
 from rich.console import Console
 
+from checkpoints import progress_bar
 from jaxinfer.commands.sizes import in_bytes
-from jaxinfer.engine import LLM, Chunk, SamplingParams, Usage, device_kind
+from jaxinfer.engine import LLM, Chunk, Usage, device_kind
 from jaxinfer.qwen.messages import CallArguments, CallStart, Delta, Message, MessageParser, join
 
 out = Console(highlight=False, emoji=False)
@@ -20,26 +21,16 @@ err = Console(stderr=True, highlight=False, emoji=False)
 THOUGHT, CALL, FIGURES = "dim italic", "cyan", "dim green"
 
 
-def open_llm(
-    model: str, *, context: int | None = None, speculation: str = "auto", max_batch: int = 1
-) -> LLM:
+def open_llm(model: str, *, speculation: str = "auto", max_batch: int = 1, **options: Any) -> LLM:
     """Load a model and compile its steps; progress goes to standard error."""
     _keep_compiled_steps()
-    llm = LLM(
-        model,
-        max_batch=max_batch,
-        context=context,
-        speculation=None if speculation == "none" else speculation,
-        progress=True,
-    )
+    drafting = None if speculation == "none" else speculation
+    llm = LLM(model, max_batch=max_batch, speculation=drafting, progress=True, **options)
     stages = ", ".join(f"{stage} {s:.1f} s" for stage, s in llm.report.seconds.items())
     err.print(f"{model}: {in_bytes(llm.report.bytes_on_device)} ({stages})", style="dim")
-    with err.status(
-        f"compiling for {device_kind()}: this takes a while the first time, later starts are faster"
-    ):
-        # One token comes from the prefill, the others from decoding: both are compiled now.
-        warm = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
-        deque(llm.stream([0], warm), maxlen=0)
+    what = f"compiling for {device_kind()} (faster the next time)"
+    with progress_bar(what) as advance:
+        llm.engine.warm_up(advance)
     return llm
 
 

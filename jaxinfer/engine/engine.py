@@ -5,12 +5,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count, product
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from tokenizers import Tokenizer
 
+from checkpoints import OnProgress
 from jaxinfer.engine.answer import Answer
 from jaxinfer.engine.calls import Calls
 from jaxinfer.engine.draft_length import DraftLength
@@ -166,6 +168,43 @@ class Engine:
             # The slots may have been donated to a step that never returned them.
             self.reset()
             raise
+
+    def warm_up(self, progress: OnProgress | None = None) -> None:
+        """Compile and run all calls that requests without constraints need, on nobody's behalf.
+
+        What structured output and likeliest tokens need is compiled when it is first asked for.
+
+        Args:
+            progress: called with the calls that are done and all of them.
+        """
+        options = self.options
+        decodes = list(product(options.batches, options.lengths))
+        total, done = len(options.piece_sizes) + len(decodes), count(1)
+
+        def tell(out: Any) -> None:
+            jax.block_until_ready(out)
+            number = next(done)
+            if progress is not None:
+                progress(number, total)
+
+        for size in options.piece_sizes:
+            pieces, tokens, following = self._put(lay_out_pieces([], options, size))
+            self._slots, out = self._calls.prefill(
+                self._params,
+                self._slots,
+                pieces,
+                tokens,
+                following,
+                self._first_masks([], size),
+                top=0,
+                prompt_logprobs=False,
+            )
+            tell(out)
+        for batch, drafts in decodes:
+            rows = self._put(lay_out_rows([], options, batch))
+            static = {"drafts": drafts, "steps": options.steps, "top": 0}
+            self._slots, out = self._calls.decode(self._params, self._slots, rows, **static)
+            tell(out)
 
     def reset(self) -> None:
         """Forget all requests and everything cached."""

@@ -14,13 +14,13 @@ from jaxinfer.qwen.state import Pieces, Rows
 
 
 def lay_out_pieces(
-    pieces: Sequence[Piece], options: Options
+    pieces: Sequence[Piece], options: Options, size: int | None = None
 ) -> tuple[Pieces, np.ndarray, np.ndarray]:
     """A prefill call's pieces, tokens `[P, 64]` and what follows each `[P]`; see `prefill_step`.
 
-    All are NumPy arrays, filled up to a number of pieces for which there is a call.
+    All are NumPy arrays, filled up to a number of pieces for which there is a call, or to `size`.
     """
-    size, scratch = options.pieces_size(len(pieces)), options.slots
+    size, scratch = size or options.pieces_size(len(pieces)), options.slots
     tokens, following = np.zeros((size, CHUNK), np.int32), np.zeros(size, np.int32)
     slot, source, snapshot = (np.full(size, scratch, np.int32) for _ in range(3))
     start, valid = np.zeros(size, np.int32), np.zeros(size, np.int32)
@@ -48,9 +48,9 @@ def lay_out_pieces(
     return Pieces(**fields), tokens, following
 
 
-def lay_out_rows(sequences: Sequence[Scheduled], options: Options) -> Rows:
-    """A decode call's rows, as NumPy arrays filled up to a number for which there is a call."""
-    size = options.batch_size(len(sequences))
+def lay_out_rows(sequences: Sequence[Scheduled], options: Options, size: int | None = None) -> Rows:
+    """A decode call's rows, as NumPy arrays, filled up as above."""
+    size = size or options.batch_size(len(sequences))
     slot = np.full(size, options.slots, np.int32)
     table = np.zeros((size, options.width), np.int32)
     for row, sequence in enumerate(sequences):

@@ -172,17 +172,17 @@ class Usage:
 
     Attributes:
         prompt_tokens: tokens of the prompt.
-        cached_tokens: those of them that the prefix cache had.
         completion_tokens: tokens generated.
         drafted: tokens that speculation proposed.
         accepted: those of them that the model agreed with.
+        cached_tokens: tokens of the prompt that the prefix cache had.
     """
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0
     completion_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    cached_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

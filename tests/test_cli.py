@@ -74,7 +74,7 @@ def test_as_a_module() -> None:
 def test_the_declared_choices_are_the_real_ones() -> None:
     from checkpoints import RECIPES
     from jaxinfer.engine.build import KV_DTYPES
-    from jaxinfer.engine.steps import SPECULATIONS
+    from jaxinfer.engine.slots import SPECULATIONS
 
     assert set(Recipe) == set(RECIPES)
     assert {None, *KvDtype} == set(KV_DTYPES)

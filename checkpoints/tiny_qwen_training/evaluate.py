@@ -37,7 +37,7 @@ from checkpoints.tiny_qwen_training.tokenizer import CHECKPOINT, END_OF_TEXT
 from jaxinfer.engine.build import build_engine
 from jaxinfer.engine.engine import Engine, Request
 from jaxinfer.engine.request import SamplingParams, Usage
-from jaxinfer.engine.steps import SPECULATIONS, Plan
+from jaxinfer.engine.slots import SPECULATIONS, Plan
 from jaxinfer.qwen import model
 from jaxinfer.qwen.cache import Place
 from jaxinfer.qwen.chat import ChatTemplate

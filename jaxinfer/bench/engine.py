@@ -29,7 +29,7 @@ from jaxinfer.engine.build import build_engine
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.llm import TURN
 from jaxinfer.engine.request import SamplingParams
-from jaxinfer.engine.steps import SPECULATIONS, Plan
+from jaxinfer.engine.slots import SPECULATIONS, Plan
 from jaxinfer.qwen.chat import ChatTemplate
 from jaxinfer.qwen.config import CHUNK, Config
 from jaxinfer.qwen.params import Params, all_dense, init, nvidia_mix

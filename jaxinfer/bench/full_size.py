@@ -24,7 +24,7 @@ from jaxinfer.bench.record import append
 from jaxinfer.engine.build import build_engine
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.request import SamplingParams
-from jaxinfer.engine.steps import Plan
+from jaxinfer.engine.slots import Plan
 from jaxinfer.qwen.config import CHUNK, Config
 from jaxinfer.qwen.params import Params, all_dense, init, nvidia_mix
 from jaxinfer.qwen.published import RAW

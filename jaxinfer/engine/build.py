@@ -12,7 +12,8 @@ from jaxinfer.engine.calls import Calls
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.memory import Pools, device_memory, fit, shapes
 from jaxinfer.engine.options import Options
-from jaxinfer.engine.steps import FORCED, Plan, decode_steps, prefill_step
+from jaxinfer.engine.slots import FORCED, Plan
+from jaxinfer.engine.steps import decode_steps, prefill_step
 from jaxinfer.qwen.config import CHUNK
 from jaxinfer.qwen.params import Params
 from jaxinfer.qwen.state import Pieces, Rows

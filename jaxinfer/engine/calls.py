@@ -5,11 +5,10 @@ from typing import Any
 
 import jax
 
+from jaxinfer.engine.slots import Plan, Slots
 from jaxinfer.engine.steps import (
     Committed,
-    Plan,
     Prefilled,
-    Slots,
     Verified,
     commit_step,
     decode_steps,

@@ -26,8 +26,9 @@ from jaxinfer.engine.running import Request, settings_of
 from jaxinfer.engine.scheduler import Phase, Piece, Scheduler
 from jaxinfer.engine.scheduler import Plan as Schedule
 from jaxinfer.engine.scheduler import Sequence as Scheduled
+from jaxinfer.engine.slots import Plan, init_slots
 from jaxinfer.engine.stats import Counters, EngineStats
-from jaxinfer.engine.steps import Committed, Plan, Prefilled, claim, init_slots
+from jaxinfer.engine.steps import Committed, Prefilled, claim
 from jaxinfer.engine.swap import restore, save
 from jaxinfer.qwen.params import Params
 from jaxinfer.qwen.state import Rows

@@ -16,7 +16,7 @@ from checkpoints import LoadReport, find, load, progress_bar, resolve
 from jaxinfer.engine.build import KV_DTYPES, build_engine
 from jaxinfer.engine.engine import Request
 from jaxinfer.engine.request import Chunk, Completion, RequestError, SamplingParams
-from jaxinfer.engine.steps import SPECULATIONS, Plan
+from jaxinfer.engine.slots import SPECULATIONS, Plan
 from jaxinfer.qwen.chat import ChatTemplate
 from jaxinfer.qwen.config import CHUNK
 

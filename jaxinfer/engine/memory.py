@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxinfer.engine.steps import Plan, Slots, init_slots
+from jaxinfer.engine.slots import Plan, Slots, init_slots
 from jaxinfer.qwen.config import CHUNK
 
 GPU_FRACTION, HOST_FRACTION = 0.95, 0.5

@@ -4,7 +4,7 @@ Everything a step needs to know of a request lies in `Slots` on the device; ever
 donated, and returns it with what is new. A call names the slots it is about and their pages.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -13,69 +13,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.engine import sampling
-from jaxinfer.engine.ngram import ngram_drafts
-from jaxinfer.engine.sampling import LENGTH, Sampler, Settings, init_sampler, sample
+from jaxinfer.engine.drafting import draft, known_logits
+from jaxinfer.engine.sampling import LENGTH, Settings, sample
+from jaxinfer.engine.slots import Plan, Slots
 from jaxinfer.qwen import model
 from jaxinfer.qwen.cache import Place
-from jaxinfer.qwen.config import CHUNK, Config
-from jaxinfer.qwen.mode import PREFILL, Mode, decode_mode
+from jaxinfer.qwen.config import CHUNK
+from jaxinfer.qwen.mode import PREFILL, decode_mode
 from jaxinfer.qwen.params import Params
-from jaxinfer.qwen.state import Pieces, Rows, State, init_state
-
-SPECULATIONS = ("ngram", "mtp", "auto")
-AUTO_SUFFIX = 4
-"""Shortest repeated suffix for which "auto" trusts the n-gram rather than the MTP head."""
-FORCED = 3
-"""Tokens that a grammar forces and that are committed together, if no more are drafted anyway."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is static about an engine's steps.
-
-    Attributes:
-        cfg: the model.
-        speculation: None, or one of `SPECULATIONS`.
-        drafts: the most tokens drafted a step (0 without speculation).
-        vocabulary: ids that stand for something; the rest only pads the logits and is never
-            chosen. None for all.
-    """
-
-    cfg: Config
-    speculation: str | None
-    drafts: int
-    vocabulary: int | None = None
-
-    @property
-    def rows(self) -> int:
-        """The most rows of a sequence in a decode step."""
-        return 1 + max(self.drafts, FORCED)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Slots:
-    """All requests in flight; `B` slots, the last of which is scratch.
-
-    Attributes:
-        state: the model's.
-        history: `[B, S]` int32, tokens known so far; the newest is not in `state` yet.
-        drafts: `[B, K]` int32, proposed continuation of `history`.
-        drafted: `[B]` int32, how many of them count.
-        drafting: `[B]` bool, whether drafts are wanted.
-        active: `[B]` bool, slots that decode.
-        limit: `[B]` int32, the most tokens that the sequence may have.
-        sampler: how each slot samples.
-    """
-
-    state: State
-    history: jax.Array
-    drafts: jax.Array
-    drafted: jax.Array
-    drafting: jax.Array
-    active: jax.Array
-    limit: jax.Array
-    sampler: Sampler
+from jaxinfer.qwen.state import Pieces, Rows
 
 
 class Prefilled(NamedTuple):
@@ -133,28 +79,6 @@ class Committed(NamedTuple):
     drafted: jax.Array
     drafts: jax.Array
     proposed: jax.Array
-
-
-def init_slots(
-    plan: Plan,
-    slots: int,
-    context: int,
-    pages: int,
-    snapshots: int = 0,
-    kv_dtype: str | None = None,
-) -> Slots:
-    """Empty slots, for sequences of up to `context` tokens; see `init_state` for the rest."""
-    B = slots + 1
-    return Slots(
-        state=init_state(plan.cfg, slots, pages, plan.rows, snapshots, kv_dtype),
-        history=jnp.zeros((B, context + plan.rows), jnp.int32),
-        drafts=jnp.zeros((B, plan.rows - 1), jnp.int32),
-        drafted=jnp.zeros(B, jnp.int32),
-        drafting=jnp.zeros(B, bool),
-        active=jnp.zeros(B, bool),
-        limit=jnp.zeros(B, jnp.int32),
-        sampler=init_sampler(B, plan.cfg.vocab_size),
-    )
 
 
 @partial(jax.jit, donate_argnums=0)
@@ -233,7 +157,7 @@ def prefill_step(
     hidden, state = model.prefill(params, cfg, x, slots.state, pieces, positions)
 
     end = pieces.start + pieces.valid
-    scores = _scores(plan, params, hidden[each, last][:, None], mode)
+    scores = known_logits(plan, params, hidden[each, last][:, None], mode)
     fed = tokens[each, last][:, None]
     tail = _tails(slots.history, pieces.slot, end - 1, fed)
     sampled = sample(
@@ -262,11 +186,11 @@ def prefill_step(
         sampler=sampling.count(slots.sampler, mine, token[:, None], done.astype(jnp.int32)),
     )
     place = Place(pieces.table, pieces.start, jnp.where(pieces.fresh, CHUNK, 0))
-    slots = _draft(plan, params, slots, mine, place, hidden, known, last, plan.drafts, PREFILL)
+    slots = draft(plan, params, slots, mine, place, hidden, known, last, plan.drafts, PREFILL)
 
     told = None
     if prompt_logprobs:
-        scores = _scores(plan, params, hidden, PREFILL)
+        scores = known_logits(plan, params, hidden, PREFILL)
         told = sampling.prompt_logprobs(scores, known, top, _row_tile())
     first = (token, sampled.logprobs[:, 0], sampled.top_tokens[:, 0], sampled.top_logprobs[:, 0])
     return slots, Prefilled(*first, told)
@@ -367,7 +291,7 @@ def _verify(
     tokens = jnp.concatenate([newest, proposed], axis=1)
     x = model.embed(params, cfg, tokens)
     hidden, state = model.decode(params, cfg, x, slots.state, rows, slots.active[at], mode)
-    scores = _scores(plan, params, hidden, mode)
+    scores = known_logits(plan, params, hidden, mode)
     return replace(slots, state=state), Verified(tokens, drafted, hidden, scores)
 
 
@@ -410,7 +334,7 @@ def _commit(
     )
     place = Place(rows.table, start, jnp.where(active, T, 0))
     newest = jnp.maximum(count - 1, 0)
-    slots = _draft(plan, params, slots, at, place, hidden, chosen, newest, ahead, mode)
+    slots = draft(plan, params, slots, at, place, hidden, chosen, newest, ahead, mode)
     drafted = jnp.where(active, drafted, 0)
     return slots, Committed(
         **sampled._asdict(),
@@ -419,14 +343,6 @@ def _commit(
         drafts=slots.drafts[at],
         proposed=slots.drafted[at],
     )
-
-
-def _scores(plan: Plan, params: Params, hidden: jax.Array, mode: Mode) -> jax.Array:
-    """Logits `[B, T, V]`, minus infinity where an id stands for nothing."""
-    scores = model.logits(params, hidden, mode)
-    if plan.vocabulary is None:
-        return scores
-    return jnp.where(jnp.arange(scores.shape[-1]) < plan.vocabulary, scores, -jnp.inf)
 
 
 def _row_tile() -> int | None:
@@ -451,88 +367,3 @@ def _ends(slots: Slots, at: jax.Array, tokens: jax.Array, places: jax.Array) -> 
     stop = jnp.any(tokens[..., None] == slots.sampler.stops[at][:, None], axis=-1)
     stop &= places + 1 >= slots.sampler.earliest[at][:, None]
     return stop | (places + 1 >= slots.limit[at][:, None])
-
-
-def _draft(
-    plan: Plan,
-    params: Params,
-    slots: Slots,
-    at: jax.Array,
-    place: Place,
-    hidden: jax.Array,
-    following: jax.Array,
-    newest: jax.Array,
-    count: int,
-    mode: Mode,
-) -> Slots:
-    """Propose what comes after the newest token of each sequence.
-
-    Args:
-        plan: static.
-        params: the model's parameters.
-        slots: history is up to date.
-        at: `[b]`, slots that receive drafts.
-        place: where the rows just run stand.
-        hidden: `[b, T, D]`, of those rows.
-        following: `[b, T]`, the token after each of them.
-        newest: `[b]`, the row whose following token is the newest known.
-        count: drafts to make.
-        mode: that of the rows just run.
-    """
-    if plan.speculation is None:
-        return slots
-    b, room = at.shape[0], slots.drafts.shape[1]
-    drafts, drafted = jnp.zeros((b, count), jnp.int32), jnp.zeros(b, jnp.int32)
-    if plan.speculation != "ngram":
-        drafts, state = _mtp_drafts(
-            plan, params, slots.state, place, hidden, following, newest, count, mode
-        )
-        slots, drafted = replace(slots, state=state), jnp.full(b, count, jnp.int32)
-    if plan.speculation != "mtp" and count:
-        length = place.start + newest + 2
-
-        def look(slot: jax.Array, length: jax.Array) -> tuple[jax.Array, ...]:
-            return ngram_drafts(slots.history[slot], length, count)
-
-        copied, found, suffix = jax.vmap(look)(at, length)
-        trusted = AUTO_SUFFIX if plan.speculation == "auto" else 1
-        copy = (suffix >= trusted) & (found > 0)
-        drafts = jnp.where(copy[:, None], copied, drafts)
-        drafted = jnp.where(copy, found, drafted)
-    drafted = jnp.where(slots.active[at] & slots.drafting[at], drafted, 0)
-    return replace(
-        slots,
-        drafts=slots.drafts.at[at].set(jnp.pad(drafts, ((0, 0), (0, room - count)))),
-        drafted=slots.drafted.at[at].set(drafted),
-    )
-
-
-def _mtp_drafts(
-    plan: Plan,
-    params: Params,
-    state: State,
-    place: Place,
-    hidden: jax.Array,
-    following: jax.Array,
-    newest: jax.Array,
-    count: int,
-    mode: Mode,
-) -> tuple[jax.Array, State]:
-    """Greedy drafts `[b, count]` of the MTP head, whose pages are filled for the rows first."""
-    cfg, (b, T) = plan.cfg, hidden.shape[:2]
-    rows = decode_mode()
-    x = model.embed(params, cfg, following)
-    # The rotary position of a text token is its index; after pictures it is `rope_delta` more.
-    positions = model.text_positions(place.start, T)
-    ahead, state = model.draft(params, cfg, x, hidden, state, place, positions, mode)
-    h = ahead[jnp.arange(b), newest][:, None]
-    real = jnp.where(place.valid > 0, 1, 0)
-    drafts = []
-    for step in range(count):
-        if step:
-            x = model.embed(params, cfg, drafts[-1])
-            one = Place(place.table, place.start + newest + step, real)
-            positions = model.text_positions(one.start, 1)
-            h, state = model.draft(params, cfg, x, h, state, one, positions, rows)
-        drafts.append(jnp.argmax(_scores(plan, params, h, rows), axis=-1).astype(jnp.int32))
-    return jnp.concatenate([*drafts, jnp.zeros((b, 0), jnp.int32)], axis=1), state

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxinfer.engine.steps import Slots
+from jaxinfer.engine.slots import Slots
 from jaxinfer.qwen.state import SCRATCH_PAGE, State
 
 PAGES = 16

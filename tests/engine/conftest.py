@@ -9,7 +9,7 @@ from checkpoints import load, resolve
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.engine.build import build_engine
 from jaxinfer.engine.engine import Engine
-from jaxinfer.engine.steps import Plan
+from jaxinfer.engine.slots import Plan
 from tests.engine.helpers import EOS, HELDOUT
 
 Build = Callable[..., Engine]

@@ -89,6 +89,8 @@ class LLM:
             raise ValueError(f"max_batch must be from 1 to {LARGEST_BATCH}, not {max_batch}")
         if not 1 <= draft_length <= LONGEST_DRAFT:
             raise ValueError(f"draft_length must be from 1 to {LONGEST_DRAFT}, not {draft_length}")
+        if cache_bytes is not None and cache_bytes < 0:
+            raise ValueError(f"cache_bytes must be at least 0, not {cache_bytes}")
         if memory_fraction is not None and not 0 < memory_fraction <= 1:
             raise ValueError(
                 f"memory_fraction must be above 0 and at most 1, not {memory_fraction}"

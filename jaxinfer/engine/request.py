@@ -60,7 +60,8 @@ class SamplingParams:
 
     Attributes:
         max_tokens: the most tokens to generate; None for as many as the context allows.
-        min_tokens: generation does not end by a stop string or token before so many.
+        min_tokens: a stop string or token ends only an answer of at least so many tokens, itself
+            included.
         n: answers to each prompt; the `i`-th is what `seed + i` gives alone.
         temperature: 0 is greedy.
         top_k: sample among the `k` likeliest; 0 for all.

@@ -32,7 +32,8 @@ class Settings:
         frequency: float32.
         repetition: float32.
         stops: `[STOPS]` int32, ids that end generation; -1 pads.
-        earliest: int32, the index in the sequence from which on one of them may be chosen.
+        earliest: int32, the index in the sequence from which on one of them may be chosen: that of
+            the last of `min_tokens` tokens.
         bad: `[WORDS, LENGTH]` int32, token sequences that must not be completed, right-aligned;
             -1 pads, and a row of nothing else is no word.
     """
@@ -98,7 +99,7 @@ def settings(
         "frequency": np.float32(params.frequency_penalty),
         "repetition": np.float32(params.repetition_penalty),
         "stops": np.full(STOPS, -1, np.int32),
-        "earliest": np.int32(min(prompt_tokens + params.min_tokens, latest)),
+        "earliest": np.int32(min(prompt_tokens + params.min_tokens - 1, latest)),
         "bad": np.full((WORDS, LENGTH), -1, np.int32),
     }
     known = list(dict.fromkeys(stops))[:STOPS]

@@ -365,5 +365,5 @@ def _tails(history: jax.Array, slot: jax.Array, start: jax.Array, tokens: jax.Ar
 def _ends(slots: Slots, at: jax.Array, tokens: jax.Array, places: jax.Array) -> jax.Array:
     """Which of the tokens `[b, T]` at these indices end an answer; the host finds the same."""
     stop = jnp.any(tokens[..., None] == slots.sampler.stops[at][:, None], axis=-1)
-    stop &= places + 1 >= slots.sampler.earliest[at][:, None]
+    stop &= places >= slots.sampler.earliest[at][:, None]
     return stop | (places + 1 >= slots.limit[at][:, None])

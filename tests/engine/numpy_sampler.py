@@ -41,7 +41,7 @@ def final_scores(
             biased[word[0]] = strict[word[0]] = -np.inf
         elif known[-(len(word) - 1) :] == word[:-1]:
             strict[word[-1]] = -np.inf
-    if len(answer) < params.min_tokens:
+    if len(answer) + 1 < params.min_tokens:
         strict[list(stops)] = -np.inf
 
     masked = np.array([allowed is not None and token not in allowed for token in range(size)])

@@ -137,7 +137,7 @@ def test_a_failing_step_ends_the_streams_but_not_the_engine(
         stream = served.stream(code[:9], ENDLESS)
         await anext(stream)
         with monkeypatch.context() as patch:
-            patch.setattr(tiny_llm.engine, "_decode", lambda: 1 / 0)
+            patch.setattr(tiny_llm.engine, "_decode", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 await complete(stream)
         return await complete(served.stream(code[:9], GREEDY))

@@ -10,6 +10,7 @@ from checkpoints import CheckpointError
 from jaxinfer import LLM, Completion, RequestError, SamplingParams
 from jaxinfer.engine import llm as module
 from jaxinfer.qwen.messages import ToolCall, parse
+from tests.engine.helpers import bits
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, logprobs=True)
 PROMPTS = ["def add(a, b):", "import os\n", "class Queue:\n    def __init__(self"]
@@ -106,6 +107,32 @@ def test_streams_read_in_turn_and_a_batch_between_lose_nothing(tiny_llm: LLM) ->
         assert Completion.join(chunks).token_ids == whole.token_ids
 
 
+def test_n_answers_with_a_seed_are_those_of_the_seeds_after_it(tiny_llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, seed=2**32 - 2, logprobs=True)
+    together = tiny_llm.generate(PROMPTS[:2], replace(params, n=3))
+    seeds = (2**32 - 2, 2**32 - 1, 0)
+    each = [replace(params, seed=seed) for seed in seeds] * 2
+    alone = tiny_llm.generate([PROMPTS[0]] * 3 + [PROMPTS[1]] * 3, each)
+    assert bits(together) == bits(alone)
+    assert len({completion.token_ids for completion in together}) == 6
+
+
+def test_keys_and_values_of_8_bits_take_half_the_memory_and_say_much_the_same(
+    tiny_llm: LLM,
+) -> None:
+    llm = LLM("tiny_qwen", kv_dtype="fp8", speculation=None, max_batch=1, context=128)
+    assert 2 * llm.engine.options.page_bytes == tiny_llm.engine.options.page_bytes
+    prompt = tiny_llm.render(said("What is the capital of France?"), enable_thinking=False)
+    small, whole = (one.generate([prompt], GREEDY)[0] for one in (llm, tiny_llm))
+    assert "Paris" in small.text
+    alike = next((i for i in range(24) if small.token_ids[: i + 1] != whole.token_ids[: i + 1]), 24)
+    assert alike >= 4
+    assert small.logprobs is not None
+    assert whole.logprobs is not None
+    assert small.logprobs[:alike] != whole.logprobs[:alike]
+    assert small.logprobs[:alike] == pytest.approx(whole.logprobs[:alike], abs=0.3)
+
+
 def test_an_interrupted_batch_leaves_the_engine_idle(
     tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,8 +195,15 @@ def test_without_a_template_there_is_no_chat(
     ("options", "message"),
     [
         ({"speculation": "magic"}, "speculation must be None or one of ('ngram', 'mtp', 'auto')"),
-        ({"max_batch": 0}, "max_batch must be at least 1, not 0"),
+        ({"max_batch": 0}, "max_batch must be from 1 to 64, not 0"),
+        ({"max_batch": 65}, "max_batch must be from 1 to 64, not 65"),
         ({"draft_length": 0}, "draft_length must be from 1 to 16, not 0"),
+        ({"draft_length": 17}, "draft_length must be from 1 to 16, not 17"),
+        ({"kv_dtype": "int4"}, "kv_dtype must be one of (None, 'bf16', 'fp8'), not 'int4'"),
+        ({"memory_fraction": 0.0}, "memory_fraction must be above 0 and at most 1, not 0.0"),
+        ({"prefill_budget": 0}, "prefill_budget must be a multiple of 64, not 0"),
+        ({"prefill_budget": 100}, "prefill_budget must be a multiple of 64, not 100"),
+        ({"context": 0}, "context must be from 2 to 2048, not 0"),
         ({"context": 1}, "context must be from 2 to 2048, not 1"),
         ({"context": 4096}, "context must be from 2 to 2048, not 4096"),
     ],

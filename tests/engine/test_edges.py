@@ -147,8 +147,7 @@ def test_an_answer_does_not_end_before_min_tokens(engine: Engine, question: list
     natural = complete(engine, question, ENDING)
     end = len(natural.token_ids)
     just, longer = (
-        complete(engine, question, replace(ENDING, min_tokens=least))
-        for least in (end, end + 5)
+        complete(engine, question, replace(ENDING, min_tokens=least)) for least in (end, end + 5)
     )
     assert just.token_ids == natural.token_ids
     assert longer.token_ids[: end - 1] == natural.token_ids[:-1]

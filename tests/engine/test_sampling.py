@@ -175,7 +175,7 @@ def test_a_top_p_too_small_for_float32_keeps_the_likeliest() -> None:
         SamplingParams(temperature=1.5, min_p=0.2),
         SamplingParams(temperature=1.2, top_k=25, top_p=0.95, min_p=0.05),
         SamplingParams(presence_penalty=1, frequency_penalty=0.4, repetition_penalty=1.2),
-        SamplingParams(logit_bias={1: 3.0, 2: -3.0, 30: 2.0}, min_tokens=5, top_k=30),
+        SamplingParams(logit_bias={1: 3.0, 2: -3.0, 30: 2.0}, min_tokens=6, top_k=30),
     ],
 )
 def test_tokens_come_as_often_as_they_should(params: SamplingParams, over: str) -> None:

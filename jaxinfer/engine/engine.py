@@ -23,9 +23,9 @@ from jaxinfer.engine.pool import Pool
 from jaxinfer.engine.prefix_cache import PrefixCache
 from jaxinfer.engine.request import TOP_LOGPROBS, Chunk, RequestError, SamplingParams, Usage
 from jaxinfer.engine.running import Request, settings_of
-from jaxinfer.engine.scheduler import Phase, Piece, Scheduler
-from jaxinfer.engine.scheduler import Plan as Schedule
-from jaxinfer.engine.scheduler import Sequence as Scheduled
+from jaxinfer.engine.scheduler import Scheduler
+from jaxinfer.engine.sequence import Phase, Piece, Schedule
+from jaxinfer.engine.sequence import Sequence as Scheduled
 from jaxinfer.engine.slots import Plan, init_slots
 from jaxinfer.engine.stats import Counters, EngineStats
 from jaxinfer.engine.steps import Committed, Prefilled, claim

@@ -7,8 +7,8 @@ import numpy as np
 
 from jaxinfer.engine.options import Options
 from jaxinfer.engine.pool import SCRATCH
-from jaxinfer.engine.scheduler import Piece
-from jaxinfer.engine.scheduler import Sequence as Scheduled
+from jaxinfer.engine.sequence import Piece
+from jaxinfer.engine.sequence import Sequence as Scheduled
 from jaxinfer.qwen.config import CHUNK
 from jaxinfer.qwen.state import Pieces, Rows
 

@@ -10,7 +10,7 @@ from jaxinfer.engine.answer import Answer
 from jaxinfer.engine.grammar import Constraint, GrammarError
 from jaxinfer.engine.request import Alternatives, Chunk, SamplingParams, Usage
 from jaxinfer.engine.sampling_settings import Settings, settings
-from jaxinfer.engine.scheduler import Sequence as Scheduled
+from jaxinfer.engine.sequence import Sequence as Scheduled
 from jaxinfer.engine.swap import Saved
 
 

@@ -8,7 +8,7 @@ import pytest
 from jaxinfer import Completion, SamplingParams
 from jaxinfer.engine import Chunk
 from jaxinfer.engine.engine import Engine, Request
-from jaxinfer.engine.scheduler import Phase
+from jaxinfer.engine.sequence import Phase
 from tests.engine.conftest import Build, Job
 from tests.engine.helpers import bits, run
 

@@ -15,7 +15,7 @@ import pytest
 
 from jaxinfer import Completion, SamplingParams
 from jaxinfer.engine.engine import Engine
-from jaxinfer.engine.scheduler import Plan
+from jaxinfer.engine.sequence import Schedule
 from tests.engine.conftest import Build, Job
 from tests.engine.helpers import bits, run
 
@@ -90,10 +90,10 @@ def preempted(engine: Engine, jobs: Sequence[Job]) -> list[Completion]:
     scheduler, random, calls = engine._scheduler, Random(0), count()
     plan = scheduler.plan
 
-    def short(*args: int) -> Plan:
+    def short(*args: int) -> Schedule:
         running = scheduler.running
         if next(calls) % 4 < 2 and len(running) > 1:
-            return Plan(victims=random.sample(running, len(running) // 2))
+            return Schedule(victims=random.sample(running, len(running) // 2))
         return plan(*args)
 
     scheduler.plan = short

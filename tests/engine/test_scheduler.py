@@ -5,7 +5,8 @@ import pytest
 
 from jaxinfer.engine.pool import SCRATCH, Pool
 from jaxinfer.engine.prefix_cache import PrefixCache
-from jaxinfer.engine.scheduler import Phase, Plan, Scheduler, Sequence
+from jaxinfer.engine.scheduler import Scheduler
+from jaxinfer.engine.sequence import Phase, Schedule, Sequence
 from jaxinfer.qwen.config import CHUNK as PAGE
 
 
@@ -65,11 +66,11 @@ class Device:
             return self.prefix(sequence, (page + 1) * PAGE)
         return (sequence.number, page)
 
-    def turn(self, budget: int, reach: int, overhang: int, read: int = 1) -> Plan:
-        """Plan and dispatch; then read all but the newest `read` calls, as an engine does."""
+    def turn(self, budget: int, reach: int, overhang: int, read: int = 1) -> Schedule:
+        """Schedule and dispatch; then read all but the newest `read` calls, as an engine does."""
         plan = self.scheduler.plan(budget, reach, overhang)
         if plan.victims:
-            assert plan == Plan(victims=plan.victims)
+            assert plan == Schedule(victims=plan.victims)
             self.read(0)
             plan = self.scheduler.plan(budget, reach, overhang)
             for victim in plan.victims:
@@ -90,12 +91,12 @@ class Device:
             self.saved[sequence] = self.states[sequence.slot], sequence.length
         self.scheduler.preempt(sequence)
 
-    def dispatch(self, plan: Plan, reach: int, overhang: int) -> None:
+    def dispatch(self, plan: Schedule, reach: int, overhang: int) -> None:
         self.restore(plan)
         self.prefill(plan)
         self.decode(plan, reach, overhang)
 
-    def restore(self, plan: Plan) -> None:
+    def restore(self, plan: Schedule) -> None:
         for sequence in plan.resumed:
             assert sequence.slot is not None
             self.states[sequence.slot], length = self.saved.pop(sequence)
@@ -106,7 +107,7 @@ class Device:
             assert sequence.slot is not None
             self.states[sequence.slot] = self.prefix(sequence, 0)
 
-    def prefill(self, plan: Plan) -> None:
+    def prefill(self, plan: Schedule) -> None:
         written = [p.snapshot for p in plan.pieces if p.snapshot is not None]
         assert len(written) == len(set(written))
         assert not set(written) & {p.source for p in plan.pieces}
@@ -136,7 +137,7 @@ class Device:
                 self.lengths[piece.sequence] = len(piece.sequence.prompt) + 1
         self.unread.append([(p.sequence, 1) for p in plan.pieces if p.last])
 
-    def decode(self, plan: Plan, reach: int, overhang: int) -> None:
+    def decode(self, plan: Schedule, reach: int, overhang: int) -> None:
         results = []
         for who in plan.decode:
             assert who.slot is not None
@@ -253,7 +254,7 @@ def test_ten_thousand_random_requests_read_what_is_theirs_and_leave_nothing() ->
     assert seen["hit"] > 500
 
 
-def settle(plan: Plan, scheduler: Scheduler) -> None:
+def settle(plan: Schedule, scheduler: Scheduler) -> None:
     """Read all that is in flight, with as many tokens as there can be, and end who is done."""
     for s in plan.decode:
         while s.flight:
@@ -262,7 +263,7 @@ def settle(plan: Plan, scheduler: Scheduler) -> None:
             scheduler.end(s)
 
 
-def run(scheduler: Scheduler, *sequences: Sequence, budget: int = 4) -> list[Plan]:
+def run(scheduler: Scheduler, *sequences: Sequence, budget: int = 4) -> list[Schedule]:
     """Add sequences and run them, and all that were there, to their ends."""
     for new in sequences:
         scheduler.add(new)
@@ -275,12 +276,12 @@ def run(scheduler: Scheduler, *sequences: Sequence, budget: int = 4) -> list[Pla
     return plans
 
 
-def pieces(plans: list[Plan], of: Sequence) -> list[int]:
+def pieces(plans: list[Schedule], of: Sequence) -> list[int]:
     """The page numbers, counted in the prompt, that were prefilled for a sequence."""
     return [p.start // PAGE for plan in plans for p in plan.pieces if p.sequence is of]
 
 
-def snapshots(plans: list[Plan], of: Sequence) -> list[int]:
+def snapshots(plans: list[Schedule], of: Sequence) -> list[int]:
     """After how many pages of a sequence a snapshot was taken."""
     found = [p for plan in plans for p in plan.pieces if p.sequence is of]
     return [p.start // PAGE + 1 for p in found if p.snapshot is not None]
@@ -519,7 +520,7 @@ def test_the_youngest_give_way_and_nothing_changes_until_they_have() -> None:
     fill(scheduler, a, b, c)
     tables = [scheduler.table(s) for s in (a, b, c)]
     plan = scheduler.plan(8 * PAGE, PAGE)
-    assert plan == Plan(victims=[c])
+    assert plan == Schedule(victims=[c])
     assert [scheduler.table(s) for s in (a, b, c)] == tables
     assert not any(s.flight for s in (a, b, c))
     scheduler.preempt(c)
@@ -637,7 +638,7 @@ def test_a_cancelled_sequence_leaves_no_trace(phase: Phase) -> None:
     scheduler.commit(new, 1)
     assert not scheduler.busy
     assert free_pages(scheduler) == 40
-    assert scheduler.plan(8 * PAGE, 4) == Plan()
+    assert scheduler.plan(8 * PAGE, 4) == Schedule()
 
 
 def test_a_sequence_cancelled_before_its_first_piece_lets_go_of_its_snapshot() -> None:

@@ -1,6 +1,6 @@
 """The arithmetic that XLA does not do well, each operation beside its plain-jnp reference."""
 
-from pallas_kernels.rows import each, rowwise
+from pallas_kernels.rows import each, rowwise, sealed
 from pallas_kernels.weights import (
     Dense,
     Fp8,
@@ -24,5 +24,6 @@ __all__ = [
     "each",
     "linear",
     "rowwise",
+    "sealed",
     "take",
 ]

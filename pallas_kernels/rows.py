@@ -2,8 +2,8 @@
 
 XLA chooses its loop order, vector width and matmul routine by the whole shape of an operation, so
 a row of a `[5, D]` norm may differ in its last bit from the same row of a `[1, D]` one. Both
-functions here therefore run one program of one fixed shape, again and again, with barriers that
-keep XLA from merging it into its neighbours. `tile=None` gives all that up for speed: that is what
+functions therefore run one program of one fixed shape, again and again, `sealed` so that XLA
+does not merge it into its neighbours. `tile=None` gives all that up for speed: that is what
 training wants.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 
 def rowwise(fn: Callable[..., Any], tile: int | None, *rows: jax.Array) -> Any:
@@ -36,8 +37,8 @@ def rowwise(fn: Callable[..., Any], tile: int | None, *rows: jax.Array) -> Any:
         missing = -count % tile
         padded = [jnp.pad(r, [(0, missing)] + [(0, 0)] * (r.ndim - 1)) for r in flat]
         tiles = [r.reshape(-1, tile, *r.shape[1:]) for r in padded]
-        out = lax.map(lambda t: _sealed(fn, *t), tuple(tiles))
-        out = jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:])[:count], out)
+        out = lax.map(lambda t: sealed(fn, *t), tuple(tiles))
+        out = jax.tree.map(lambda y: lax.collapse(y, 0, 2)[:count], out)
     return jax.tree.map(lambda y: y.reshape(*lead, *y.shape[1:]), out)
 
 
@@ -48,8 +49,21 @@ def each(fn: Callable[..., Any], tile: int | None, *args: Any) -> Any:
     """
     if tile is None:
         return jax.vmap(fn)(*args)
-    return lax.map(lambda a: _sealed(fn, *a), args)
+    return lax.map(lambda a: sealed(fn, *a), args)
 
 
-def _sealed(fn: Callable[..., Any], *args: Any) -> Any:
-    return lax.optimization_barrier(fn(*lax.optimization_barrier(args)))
+def sealed(fn: Callable[..., Any], *args: Any) -> Any:
+    """`fn(*args)`, compiled alike wherever it stands: nothing is fused across its border.
+
+    Barriers are not enough. XLA inlines a loop of one trip and then chooses the layout of what was
+    its body together with all around it, and with the layout how a sum is split among threads.
+    Therefore arrays cross the border in row-major order.
+    """
+    return lax.optimization_barrier(_row_major(fn(*_row_major(lax.optimization_barrier(args)))))
+
+
+def _row_major(tree: Any) -> Any:
+    def pin(a: jax.Array) -> jax.Array:
+        return with_layout_constraint(a, Layout(tuple(range(a.ndim)))) if a.ndim > 1 else a
+
+    return jax.tree.map(pin, tree)

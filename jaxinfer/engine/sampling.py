@@ -14,7 +14,7 @@ from jax import lax
 
 from jaxinfer.engine.filters import banned, keep, likeliest, penalise, restrict
 from jaxinfer.engine.sampling_settings import LENGTH, STOPS, WORDS, Settings
-from pallas_kernels import each
+from pallas_kernels import rowwise
 
 
 @jax.tree_util.register_dataclass
@@ -154,7 +154,7 @@ def sample(
         fed: jax.Array,
         tail: jax.Array,
         index: jax.Array,
-        mask: jax.Array | None,
+        mask: jax.Array | None = None,
     ) -> Sampled:
         p = jax.tree.map(lambda a: a[slot], sampler)
         drafted = (((ids == fed[j]) & (j <= row)).astype(jnp.int32) for j in range(1, T))
@@ -169,11 +169,10 @@ def sample(
         token = _draw(final, p, index)
         return Sampled(token, *_logprobs(raw, token, top))
 
-    flat = jax.tree.map(lambda a: a.reshape(b * T, *a.shape[2:]), (tail, index, masks))
-    rows = jnp.tile(jnp.arange(T), b)
-    of = jnp.repeat(jnp.arange(b), T)
-    out = each(choose, tile, scores.reshape(b * T, V), slots[of], rows, tokens[of], *flat)
-    return jax.tree.map(lambda a: a.reshape(b, T, *a.shape[1:]), out)
+    of, rows = jnp.broadcast_arrays(slots[:, None], jnp.arange(T))
+    fed = jnp.broadcast_to(tokens[:, None], (b, T, T))
+    given = () if masks is None else (masks,)
+    return rowwise(jax.vmap(choose), tile, scores, of, rows, fed, tail, index, *given)
 
 
 def prompt_logprobs(
@@ -190,14 +189,8 @@ def prompt_logprobs(
     Returns:
         Log probabilities `[b, T]`, and the likeliest tokens and theirs, both `[b, T, top]`.
     """
-    b, T, V = scores.shape
-    out = each(
-        lambda raw, token: _logprobs(raw, token, top),
-        tile,
-        scores.reshape(b * T, V),
-        following.reshape(b * T),
-    )
-    return jax.tree.map(lambda a: a.reshape(b, T, *a.shape[1:]), out)
+    one = jax.vmap(lambda raw, token: _logprobs(raw, token, top))
+    return rowwise(one, tile, scores, following)
 
 
 def _draw(scores: jax.Array, p: Settings, index: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ from jaxinfer.qwen.mode import Mode
 from jaxinfer.qwen.norms import gated_rms_norm, l2_normalise, rms_norm
 from jaxinfer.qwen.params import GatedDelta
 from jaxinfer.qwen.state import Pieces, Rows, State
-from pallas_kernels import each, linear, rowwise
+from pallas_kernels import each, linear, rowwise, sealed
 from pallas_kernels.triangular import solve_unit_lower
 
 # Without it float32 products run in TF32 on the GPU, and the state must not lose bits.
@@ -182,27 +182,33 @@ def _replay_then_run(
 
     Returns outputs `[T, Hv, dv]` of the new rows, and the memory *before* them.
     """
-    taps = w.shape[1]
+    taps, pending = w.shape[1], last.x.shape[0]
 
-    def step(state: jax.Array, window: jax.Array, g: jax.Array, beta: jax.Array):
+    # One loop for both: a row replayed must leave the state that it left when it was run.
+    def step(carry: tuple[jax.Array, jax.Array], row: tuple[jax.Array, ...]):
+        return sealed(advance, *carry, *row)
+
+    def advance(
+        state: jax.Array,
+        before: jax.Array,
+        number: jax.Array,
+        window: jax.Array,
+        g: jax.Array,
+        beta: jax.Array,
+    ):
         q, k, v = _heads(cfg, _convolve(w, window))
-        return lax.optimization_barrier(recurrent(state, q[0], k[0], v[0], g, beta))
-
-    def replay(state: jax.Array, row: tuple[jax.Array, ...]):
-        number, window, g, beta = lax.optimization_barrier(row)
-        return jnp.where(number < accepted, step(state, window, g, beta)[0], state), None
-
-    def run(state: jax.Array, row: tuple[jax.Array, ...]):
-        return step(state, *lax.optimization_barrier(row))
+        after, o = recurrent(state, q[0], k[0], v[0], g, beta)
+        is_new = number >= pending
+        state = jnp.where(is_new | (number < accepted), after, state)
+        return (state, jnp.where(is_new, before, state)), o
 
     history = jnp.concatenate([memory.conv, last.x])
-    numbers = jnp.arange(last.x.shape[0])
-    state, _ = lax.scan(
-        replay, memory.recurrent, (numbers, _windows(history, taps), last.g, last.beta)
-    )
     conv = lax.dynamic_slice_in_dim(history, accepted, taps - 1)
-    rows = (_windows(jnp.concatenate([conv, new.x]), taps), new.g, new.beta)
-    return lax.scan(run, state, rows)[1], Memory(conv, state)
+    windows = [_windows(x, taps) for x in (history, jnp.concatenate([conv, new.x]))]
+    gates = [jnp.concatenate(pair) for pair in ((last.g, new.g), (last.beta, new.beta))]
+    rows = (jnp.arange(gates[0].shape[0]), jnp.concatenate(windows), *gates)
+    (_, before), o = lax.scan(step, (memory.recurrent, memory.recurrent), rows)
+    return o[pending:], Memory(conv, before)
 
 
 def _windows(rows: jax.Array, taps: int) -> jax.Array:
@@ -222,12 +228,21 @@ def _piece_by_piece(
     goes_on = jnp.concatenate([jnp.zeros(1, bool), same])
 
     def step(before: Memory, piece: tuple) -> tuple[Memory, tuple[jax.Array, Memory]]:
-        new, goes_on, source, start, valid = lax.optimization_barrier(piece)
+        return sealed(advance, before, *piece)
+
+    def advance(
+        before: Memory,
+        new: Inputs,
+        goes_on: jax.Array,
+        source: jax.Array,
+        start: jax.Array,
+        valid: jax.Array,
+    ) -> tuple[Memory, tuple[jax.Array, Memory]]:
         held = Memory(state.conv[layer, source], state.recurrent[layer, source])
         held = jax.tree.map(lambda a: jnp.where(start > 0, a, 0), held)
         memory = jax.tree.map(lambda a, b: jnp.where(goes_on, a, b), before, held)
         o, after = _chunks(cfg, w, memory, new, valid)
-        return lax.optimization_barrier((after, (o, after)))
+        return after, (o, after)
 
     nothing = Memory(jnp.zeros_like(state.conv[0, 0]), jnp.zeros_like(state.recurrent[0, 0]))
     rows = (inputs, goes_on, pieces.source, pieces.start, pieces.valid)

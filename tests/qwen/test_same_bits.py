@@ -123,6 +123,7 @@ def test_what_nobody_wrote_is_never_read(checkpoint: tuple[Config, Params]) -> N
     assert_same(*(step(params, cfg, s, token)[0] for s in (state, poisoned)))
 
 
+@pytest.mark.also_gpu
 def test_verify_rows_are_decode_rows_and_rejected_ones_leave_no_trace(
     checkpoint: tuple[Config, Params],
 ) -> None:

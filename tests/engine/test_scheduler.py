@@ -254,9 +254,9 @@ def test_ten_thousand_random_requests_read_what_is_theirs_and_leave_nothing() ->
     assert seen["hit"] > 500
 
 
-def settle(plan: Schedule, scheduler: Scheduler) -> None:
+def settle(scheduler: Scheduler) -> None:
     """Read all that is in flight, with as many tokens as there can be, and end who is done."""
-    for s in plan.decode:
+    for s in [s for s in scheduler.running if s.phase is Phase.DECODE]:
         while s.flight:
             scheduler.commit(s, min(s.flight[0], s.limit - s.length))
         if s.length == s.limit:
@@ -270,7 +270,7 @@ def run(scheduler: Scheduler, *sequences: Sequence, budget: int = 4) -> list[Sch
     plans = []
     while scheduler.busy:
         plans.append(plan := scheduler.plan(budget * PAGE, 4))
-        settle(plan, scheduler)
+        settle(scheduler)
         for victim in plan.victims:
             scheduler.preempt(victim)
     return plans
@@ -510,8 +510,8 @@ def fill(scheduler: Scheduler, *waiting: Sequence) -> None:
     """Run sequences to the point where memory is lacking, with all results read."""
     for new in waiting:
         scheduler.add(new)
-    while not (plan := scheduler.plan(8 * PAGE, PAGE)).victims:
-        settle(plan, scheduler)
+    while not scheduler.plan(8 * PAGE, PAGE).victims:
+        settle(scheduler)
 
 
 def test_the_youngest_give_way_and_nothing_changes_until_they_have() -> None:
@@ -535,7 +535,8 @@ def crowd(pages: int, *prompts: int) -> tuple[Scheduler, list[Sequence]]:
     running = [sequence(n, n, n, answer=4 * PAGE) for n in prompts]
     for new in running:
         scheduler.add(new)
-        settle(scheduler.plan(8 * PAGE, 1), scheduler)
+        scheduler.plan(8 * PAGE, 1)
+        settle(scheduler)
     assert [len(scheduler.table(s)) for s in running] == [4] * len(running)
     return scheduler, running
 
@@ -621,9 +622,9 @@ def cancel_in(phase: Phase, scheduler: Scheduler) -> Sequence:
     new = sequence(1, 2, 3)
     scheduler.add(new)
     if phase is not Phase.WAITING:
-        plan = scheduler.plan(PAGE if phase is Phase.PREFILL else 8 * PAGE, 4)
+        scheduler.plan(PAGE if phase is Phase.PREFILL else 8 * PAGE, 4)
         if phase is Phase.SAVED:
-            settle(plan, scheduler)
+            settle(scheduler)
             scheduler.preempt(new)
     assert new.phase is phase
     scheduler.end(new)

@@ -1,6 +1,8 @@
 """What all rooms share: where JAX runs, a compilation cache, and one loaded model."""
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before JAX is imported, which reads its environment once.
@@ -9,8 +11,12 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / ".jax_
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+import jax
 import pytest
 from hypothesis import settings
+
+from jaxinfer import LLM
+from jaxinfer.engine import calls
 
 ON_GPU = os.environ["JAX_PLATFORMS"] == "cuda"
 
@@ -36,9 +42,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
-@pytest.fixture(scope="session")
-def tiny_llm():
-    """The little checkpoint; leave its engine idle."""
-    from jaxinfer import LLM
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_not_kept() -> Iterator[None]:
+    """Let go of compiled programs after each file.
 
+    On a CPU each is a thousand memory mappings or more, of which Linux lets a process have 65,530.
+    """
+    yield
+    calls._compiled.clear()
+    jax.clear_caches()
+    gc.collect()
+
+
+@pytest.fixture(scope="session")
+def tiny_llm() -> LLM:
+    """The little checkpoint; leave its engine idle."""
     return LLM("tiny_qwen", max_batch=4, memory_fraction=0.1)

@@ -7,7 +7,6 @@ import pytest
 
 from checkpoints import load, resolve
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.engine import calls
 from jaxinfer.engine.build import build_engine
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.slots import Plan
@@ -55,13 +54,6 @@ def idle_afterwards(request: pytest.FixtureRequest) -> Iterator[None]:
         engine = request.getfixturevalue("tiny_llm").engine
         if engine.busy:
             engine.reset()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def programs_are_not_kept() -> Iterator[None]:
-    """Compiled programs take tens of megabytes each, and few files use those of another."""
-    yield
-    calls._compiled.clear()
 
 
 @pytest.fixture(scope="session")

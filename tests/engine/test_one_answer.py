@@ -104,7 +104,7 @@ def preempted(engine: Engine, jobs: Sequence[Job]) -> list[Completion]:
 
 
 Way = Callable[[Engine, Sequence[Job]], list[Completion]]
-LENGTHS = [(f"{n} MTP drafts", "mtp", DRAFTS, {"lengths": (n,)}, among_others) for n in (1, 2, 3)]
+LENGTHS = [(f"{n} MTP drafts", "mtp", DRAFTS, {"lengths": (n,)}, together) for n in (1, 2, 3)]
 CIRCUMSTANCES: list[tuple[str, str | None, int, dict, Way]] = [
     ("in a batch of 7", None, 0, {"slots": 7, "batches": (7,)}, together),
     ("in a batch of 32", None, 0, {"slots": 32, "batches": (32,), "steps": 4}, among_others),
@@ -123,7 +123,7 @@ DEFAULTS = {
     "snapshots": 12,
     "prefill_budget": 64,
 }
-BRIEFLY = ("in a batch of 32", "3 MTP drafts", "either kind of draft", "preempted")
+BRIEFLY = ("3 MTP drafts", "preempted")
 """What the second model is put through: the rest depends on its format in no other way."""
 
 

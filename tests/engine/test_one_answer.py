@@ -5,15 +5,18 @@ run in each of the circumstances below, and tokens, text and the bits of the log
 be the same.
 """
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import count
 from random import Random
 
+import jax
 import pytest
 
 from jaxinfer import Completion, SamplingParams
+from jaxinfer.engine import calls
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.sequence import Schedule
 from tests.engine.conftest import Build, Job
@@ -125,6 +128,15 @@ DEFAULTS = {
 }
 BRIEFLY = ("3 MTP drafts", "preempted")
 """What the second model is put through: the rest depends on its format in no other way."""
+
+
+@pytest.fixture(autouse=True)
+def few_programs(programs_are_not_kept: None) -> Iterator[None]:
+    """Together the programs of all circumstances are too many for one process."""
+    yield
+    calls._compiled.clear()
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The arithmetic that XLA does not do well, each operation beside its plain-jnp reference."""
 
+from pallas_kernels.backend import Impl
 from pallas_kernels.rows import each, rowwise, sealed
 from pallas_kernels.weights import (
     Dense,
@@ -16,6 +17,7 @@ from pallas_kernels.weights import (
 __all__ = [
     "Dense",
     "Fp8",
+    "Impl",
     "Nvfp4",
     "Observed",
     "PerLayer",

@@ -121,7 +121,8 @@ def linear(
     """`x Wᵀ` for rows `x [..., K]`, accumulated in float32.
 
     Returns `[..., N]` in `dtype`, by default that of `x`. This is the reference path: it
-    dequantises and multiplies.
+    dequantises and multiplies. Rows that are E4M3 already are taken to be rounded at the weight's
+    input scale.
     """
     if isinstance(w, Observed):
         jax.debug.callback(partial(w.report, layer), jnp.max(jnp.abs(x)))
@@ -141,10 +142,16 @@ def _fp8(x: jax.Array, w: Fp8) -> jax.Array:
     scale = _per_row(w.scale, w.q.shape[-2])
     if w.input_scale is None:
         return _dot(x, w.q) * scale
+    rounded = x if x.dtype == jnp.float8_e4m3fn else quantise(x, w.input_scale)
+    kind = jnp.bfloat16 if x.dtype == jnp.float8_e4m3fn else x.dtype
+    return _dot(rounded.astype(kind), w.q) * (scale * w.input_scale)
+
+
+def quantise(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """`x / scale` rounded to E4M3."""
     # Not a division: XLA turns that into this product inside loops, and only there.
-    rounded = jnp.clip(x.astype(jnp.float32) * (1 / w.input_scale), -FP8_MAX, FP8_MAX)
-    rounded = rounded.astype(jnp.float8_e4m3fn).astype(x.dtype)
-    return _dot(rounded, w.q) * (scale * w.input_scale)
+    scaled = jnp.clip(x.astype(jnp.float32) * (1 / scale), -FP8_MAX, FP8_MAX)
+    return scaled.astype(jnp.float8_e4m3fn)
 
 
 def dequantise(w: Dense | Fp8 | Nvfp4) -> jax.Array:

@@ -1,0 +1,428 @@
+"""Gated DeltaNet for the rows of a decode or verify step.
+
+Per value head, with the state `S [dk, dv]` in float32, for one row after another:
+
+    q, k, v = silu(causal convolution of x), q and k of unit length, q times dk^-½
+    α = exp(g), g = −exp(A_log) softplus(a + dt_bias), β = sigmoid(b)
+    δ = β (v − α Sᵀk);   o = α Sᵀq + (k·q) δ;   S ← α S + k ⊗ δ
+    y = o / rms(o) · o_norm · silu(z)
+
+(Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024; `o` is written so that
+both reads of the state go side by side.) The state lags behind: it is first advanced over the
+accepted ones of the last step's rows (`pending`), kept there, and only then run over the new rows.
+
+One program is some columns of the state of one value head of one sequence: it reads them once,
+writes them once, and holds them in registers between. A second kernel norms. Value head `h` uses
+query/key head `h // (Hv / Hk)`; the `C` channels of the convolution are all q, all k, all v.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from pallas_kernels.backend import Impl, as_data, triton_call
+from pallas_kernels.normed import Form, form_type, formed, store
+from pallas_kernels.rows import each, rowwise, sealed
+
+L2_EPS = 1e-6
+"""Added to the squared length of q and k before they are divided by it."""
+
+ROW_TILE = 8
+"""Rows that the plain path computes together, whatever their number."""
+
+
+class Step(NamedTuple):
+    """What a step returns.
+
+    Attributes:
+        y: `[b, T, Hv·dv]` in the type of z, the input of the output projection.
+        recurrent: `[Lg, R, Hv, dk, dv]`, of this layer and these slots advanced over the accepted
+            pending rows; the new rows are not in it.
+        conv: `[b, W-1, C]` the inputs of the convolution before the new rows.
+        g: `[b, T, Hv]` float32 log decay of the new rows.
+        beta: `[b, T, Hv]` float32 write strength of the new rows.
+    """
+
+    y: jax.Array
+    recurrent: jax.Array
+    conv: jax.Array
+    g: jax.Array
+    beta: jax.Array
+
+
+def delta_step(
+    x: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    z: jax.Array,
+    conv_weight: jax.Array,
+    A_log: jax.Array,
+    dt_bias: jax.Array,
+    o_norm: jax.Array,
+    layer: int,
+    conv: jax.Array,
+    recurrent: jax.Array,
+    pending_x: jax.Array,
+    pending_g: jax.Array,
+    pending_beta: jax.Array,
+    pending: jax.Array,
+    slot: jax.Array,
+    *,
+    eps: float,
+    impl: Impl,
+    form: Form | None = None,
+    warps: int = 4,
+    tile_v: int = 64,
+) -> Step:
+    """Replay what is pending, leave the state there, run the new rows.
+
+    Slots must differ, but for one that nobody reads (scratch): rows that fill up a call share it.
+
+    Args:
+        x: `[b, T, C]` inputs of the convolution.
+        a: `[b, T, Hv]` decay before its gate.
+        b: `[b, T, Hv]` write strength before its gate.
+        z: `[b, T, Hv·dv]` output gate.
+        conv_weight: `[Lg, C, W]`; the last tap multiplies the current token.
+        A_log: `[Lg, Hv]`.
+        dt_bias: `[Lg, Hv]`.
+        o_norm: `[Lg, dv]`.
+        layer: index into the stacks and pools.
+        conv: `[Lg, R, W-1, C]` inputs of the convolution before the pending rows.
+        recurrent: `[Lg, R, Hv, dk, dv]` float32, before the pending rows; donate it.
+        pending_x: `[Lg, B, P, C]` inputs of the convolution of the last step's rows.
+        pending_g: `[Lg, B, P, Hv]` float32, their log decay.
+        pending_beta: `[Lg, B, P, Hv]` float32, their write strength.
+        pending: `[B]` int32, how many of them were accepted.
+        slot: `[b]` int32, entry of each sequence in the pools.
+        eps: of the output norm.
+        impl: how to run it.
+        form: in which the output projection wants `y`; None for as it is.
+        warps: warps a program.
+        tile_v: columns of the state a program.
+    """
+    weights = (conv_weight, A_log, dt_bias, o_norm)
+    held = (conv, recurrent, pending_x, pending_g, pending_beta, pending, slot)
+    if impl == "plain":
+        step = _reference(x, a, b, z, *weights, layer, *held, eps=eps)
+        return step if form is None else step._replace(y=formed(step.y, form))
+    args = (as_data(layer), x, a, b, conv_weight, A_log, dt_bias, *held)
+    o, recurrent, window, g, beta = _advance(*args, impl=impl, warps=warps, tile_v=tile_v)
+    y = gated_norm(o, z, o_norm, layer, eps=eps, impl=impl, tile=1, form=form)
+    return Step(y, recurrent, window[:, :-1], g, beta)
+
+
+@partial(jax.jit, static_argnames=("impl", "warps", "tile_v"))
+def _advance(*args: jax.Array, impl: Impl, warps: int, tile_v: int) -> tuple[jax.Array, ...]:
+    _, x, _, _, _, _, _, conv, recurrent, *_ = args
+    dims = Dims.of(recurrent, x)
+    seqs, T = x.shape[:2]
+    tile_v = min(tile_v, dims.dv)
+    shape = jax.ShapeDtypeStruct
+    outs = (
+        shape((seqs, T, dims.Hv * dims.dv), jnp.float32),
+        shape(recurrent.shape, recurrent.dtype),
+        # With the first new row, to be stored as it was loaded.
+        shape((seqs, conv.shape[2] + 1, conv.shape[3]), conv.dtype),
+        shape((seqs, T, dims.Hv), jnp.float32),
+        shape((seqs, T, dims.Hv), jnp.float32),
+    )
+    return triton_call(
+        partial(_body, dims, tile_v),
+        *args,
+        grid=(dims.Hv, dims.dv // tile_v, seqs),
+        out_shape=outs,
+        impl=impl,
+        name="delta_step",
+        warps=warps,
+        aliases={8: 1},
+    )
+
+
+class Dims(NamedTuple):
+    """Heads and widths: query/key heads, value heads, width of a key, of a value."""
+
+    Hk: int
+    Hv: int
+    dk: int
+    dv: int
+
+    @staticmethod
+    def of(recurrent: jax.Array, x: jax.Array) -> "Dims":
+        """From the state `[..., Hv, dk, dv]` and the convolution's inputs `[..., C]`."""
+        Hv, dk, dv = recurrent.shape[-3:]
+        return Dims((x.shape[-1] - Hv * dv) // (2 * dk), Hv, dk, dv)
+
+    def channels(self, head: Any, offset: Any = 0, width: int | None = None) -> tuple[Any, ...]:
+        """Where value head `head` finds its q, k and (part of its) v among the channels."""
+        key = head // (self.Hv // self.Hk) * self.dk
+        value = 2 * self.Hk * self.dk + head * self.dv + offset
+        return (
+            pl.ds(key, self.dk),
+            pl.ds(self.Hk * self.dk + key, self.dk),
+            pl.ds(value, width or self.dv),
+        )
+
+
+def _body(dims: Dims, tile_v: int, *refs: Any) -> None:
+    (index, x, a, b, conv_weight, A_log, dt_bias), refs = refs[:7], refs[7:]
+    (conv, recurrent, pending_x, pending_g, pending_beta, pending, slots), refs = refs[:7], refs[7:]
+    y_out, recurrent_out, window_out, g_out, beta_out = refs
+    head, tile, seq = (pl.program_id(axis) for axis in range(3))
+    T, P, before = x.shape[1], pending_x.shape[2], conv.shape[2]
+    columns = pl.ds(tile * tile_v, tile_v)
+    place = pl.ds(head * dims.dv + tile * tile_v, tile_v)
+    channels = dims.channels(head, tile * tile_v, tile_v)
+    steps = jnp.arange(before + 1)
+    layer = index[0]
+
+    # All that does not depend on anything loaded is asked for first.
+    taps = [_taps(conv_weight, layer, part, steps) for part in channels]
+    slot = plt.load(slots.at[seq])
+    log_a, bias = plt.load(A_log.at[layer, head]), plt.load(dt_bias.at[layer, head])
+    state = plt.load(recurrent.at[layer, slot, head, :, columns])
+    accepted = jnp.clip(plt.load(pending.at[slot]), 0, P)
+
+    def inputs(index: jax.Array, part: pl.Slice) -> jax.Array:
+        """`[n, channels]` inputs of rows `index [n]`, counted from the first pending one."""
+        is_new, is_kept = index >= accepted, index < 0
+        columns = part.start + jnp.arange(part.size)
+
+        def rows(ref: Any, *lead: Any, at: jax.Array, last: int, mask: jax.Array) -> jax.Array:
+            at = jnp.clip(at, 0, last)[:, None]
+            return plt.load(ref.at[*lead, at, columns[None]], mask=mask[:, None], other=0.0)
+
+        kept = rows(conv, layer, slot, at=index + before, last=before - 1, mask=is_kept)
+        old = ~is_kept & ~is_new
+        pending = rows(pending_x, layer, slot, at=index, last=P - 1, mask=old)
+        new = rows(x, seq, at=index - accepted, last=T - 1, mask=is_new & (index < accepted + T))
+        return jnp.where(is_kept[:, None], kept, jnp.where(old[:, None], pending, new))
+
+    def fetch(number: jax.Array) -> tuple[jax.Array, ...]:
+        """Windows of q, k and v, log decay and write strength of a row."""
+        kept, new = jnp.minimum(number, P - 1), jnp.clip(number - accepted, 0, T - 1)
+        raw = plt.load(a.at[seq, new, head]), plt.load(b.at[seq, new, head])
+        g, beta = gates(*raw, log_a, bias)
+        old = number < accepted
+        return (
+            *(inputs(number - before + steps, part) for part in channels),
+            jnp.where(old, plt.load(pending_g.at[layer, slot, kept, head]), g),
+            jnp.where(old, plt.load(pending_beta.at[layer, slot, kept, head]), beta),
+        )
+
+    def advance(number: jax.Array, carry: tuple) -> tuple:
+        state, *windows, g, beta = carry
+        following = fetch(number + 1)
+        q, k, v = (_convolved(*pair) for pair in zip(windows, taps, strict=True))
+        q = unit(q) * dims.dk**-0.5
+        k = unit(k)
+        decay = jnp.exp(g)
+        written = beta * (v - decay * jnp.sum(state * k[:, None], axis=0))
+        o = decay * jnp.sum(state * q[:, None], axis=0) + jnp.sum(k * q) * written
+
+        @pl.when(number >= accepted)
+        def _() -> None:
+            new = number - accepted
+            plt.store(y_out.at[seq, new, place], o)
+            plt.store(g_out.at[seq, new, head], g)
+            plt.store(beta_out.at[seq, new, head], beta)
+
+        return decay * state + k[:, None] * written[None, :], *following
+
+    # One loop for both, with bounds known only when it runs: a row replayed must leave the state
+    # that it left when it was run, whatever the number of rows the program was compiled for.
+    def phase(number: jax.Array, carry: tuple) -> tuple:
+        begin = number * accepted
+        carry = lax.fori_loop(begin, accepted + number * T, advance, carry)
+
+        @pl.when(number == 0)
+        def _() -> None:
+            state, *windows, _, _ = carry
+            plt.store(recurrent_out.at[layer, slot, head, :, columns], state)
+            for part, window in zip(channels, windows, strict=True):
+                plt.store(window_out.at[seq, :, part], window)
+
+        return carry
+
+    lax.fori_loop(0, 2, phase, (state, *fetch(jnp.int32(0))))
+
+
+def _taps(conv_weight: Any, layer: jax.Array, part: pl.Slice, steps: jax.Array) -> jax.Array:
+    columns = part.start + jnp.arange(part.size)
+    return plt.load(conv_weight.at[layer, columns[None], steps[:, None]]).astype(jnp.float32)
+
+
+def traced(number: int) -> jax.Array:
+    """A static index for use beside others: the interpreter takes no Python numbers there."""
+    return number + 0 * pl.program_id(0)
+
+
+def gates(
+    a: jax.Array, b: jax.Array, A_log: jax.Array, dt_bias: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Log decay `−exp(A_log) softplus(a + dt_bias)` and write strength `sigmoid(b)`, float32."""
+    shifted = a.astype(jnp.float32) + dt_bias.astype(jnp.float32)
+    softplus = jnp.maximum(shifted, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(shifted)))
+    return -jnp.exp(A_log.astype(jnp.float32)) * softplus, jax.nn.sigmoid(b.astype(jnp.float32))
+
+
+def _convolved(window: jax.Array, taps: jax.Array) -> jax.Array:
+    """Window and taps `[W, C]` -> `[C]` float32, rounded to the window's type as the model does."""
+    y = jnp.sum(window.astype(jnp.float32) * taps, axis=0)
+    return jax.nn.silu(y).astype(window.dtype).astype(jnp.float32)
+
+
+def unit(x: jax.Array) -> jax.Array:
+    """Rows of length one."""
+    return x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + L2_EPS)
+
+
+def gated_norm(
+    o: jax.Array,
+    z: jax.Array,
+    o_norm: jax.Array,
+    layer: int,
+    *,
+    eps: float,
+    impl: Impl,
+    tile: int = 16,
+    form: Form | None = None,
+    warps: int = 4,
+) -> jax.Array:
+    """`o / rms(o) · o_norm · silu(z)`, the mean square taken over each head's values.
+
+    Args:
+        o: `[P, T, Hv·dv]` float32.
+        z: `[P, T, Hv·dv]`.
+        o_norm: `[Lg, dv]`.
+        layer: index into `o_norm`.
+        eps: added to the mean square.
+        impl: "kernel" or "interpret"; the plain form is `gated`.
+        tile: rows a program, a power of two that divides `T`.
+        form: in which what follows wants its inputs; None for as they are.
+        warps: warps a program.
+
+    Returns:
+        `[P, T, Hv·dv]` in the type of z, or of the form.
+    """
+    dv = o_norm.shape[-1]
+    index = as_data(layer, form.index if form else 0)
+    args, tree = jax.tree.flatten((index, o, z, o_norm, form.scale if form else None))
+
+    def body(*refs: Any) -> None:
+        index, o, z, o_norm, scales = jax.tree.unflatten(tree, refs[:-1])
+        piece, part, head = (pl.program_id(axis) for axis in range(3))
+        place = (piece, pl.ds(part * tile, tile), pl.ds(head * dv, dv))
+        scale = plt.load(o_norm.at[index[0], jnp.arange(dv)]).astype(jnp.float32)
+        out = gated(plt.load(o.at[*place]), plt.load(z.at[*place]), scale[None], eps)
+        lead = (piece, (part * tile + jnp.arange(tile))[:, None])
+        k = (head * dv + jnp.arange(dv))[None]
+        store(refs[-1], lead, k, out, form, scales, index[1])
+
+    pieces, T, width = o.shape
+    return triton_call(
+        body,
+        *args,
+        grid=(pieces, T // tile, width // dv),
+        out_shape=jax.ShapeDtypeStruct(z.shape, form_type(form, z.dtype)),
+        impl=impl,
+        name="gated_norm",
+        warps=warps,
+    )
+
+
+def gated(o: jax.Array, z: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """`o / rms(o) · scale · silu(z)` over the last axis, in the type of z."""
+    mean = jnp.sum(o * o, axis=-1, keepdims=True) / o.shape[-1]
+    scaled = o * lax.rsqrt(mean + eps) * scale.astype(jnp.float32)
+    return (scaled * jax.nn.silu(z.astype(jnp.float32))).astype(z.dtype)
+
+
+def _reference(
+    x: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    z: jax.Array,
+    conv_weight: jax.Array,
+    A_log: jax.Array,
+    dt_bias: jax.Array,
+    o_norm: jax.Array,
+    layer: int,
+    conv: jax.Array,
+    recurrent: jax.Array,
+    pending_x: jax.Array,
+    pending_g: jax.Array,
+    pending_beta: jax.Array,
+    pending: jax.Array,
+    slot: jax.Array,
+    *,
+    eps: float,
+) -> Step:
+    """The same in plain JAX, sequence by sequence and row by row, state products in float32."""
+    dims = Dims.of(recurrent, x)
+    w = conv_weight[layer].astype(jnp.float32)
+    P, before = pending_x.shape[2], conv.shape[2]
+    own = A_log[layer], dt_bias[layer]
+    g, beta = rowwise(lambda a, b: gates(a, b, *own), ROW_TILE, a, b)
+
+    def heads(window: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        mixed = _convolved(window, w.T)
+        q, k, v = jnp.split(mixed, (dims.Hk * dims.dk, 2 * dims.Hk * dims.dk))
+        q, k = (
+            jnp.repeat(unit(part.reshape(dims.Hk, -1)), dims.Hv // dims.Hk, axis=0)
+            for part in (q, k)
+        )
+        return q * dims.dk**-0.5, k, v.reshape(dims.Hv, -1)
+
+    def advance(
+        state: jax.Array,
+        kept: jax.Array,
+        accepted: jax.Array,
+        number: jax.Array,
+        window: jax.Array,
+        g: jax.Array,
+        beta: jax.Array,
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        q, k, v = heads(window)
+        decayed = state * jnp.exp(g)[:, None, None]
+        read = jnp.sum(decayed * k[:, :, None], axis=1)
+        written = beta[:, None] * (v - read)
+        after = decayed + k[:, :, None] * written[:, None, :]
+        o = jnp.sum(after * q[:, :, None], axis=1)
+        is_new = number >= P
+        state = jnp.where(is_new | (number < accepted), after, state)
+        return (state, jnp.where(is_new, kept, state)), o
+
+    def run(slot: jax.Array, x: jax.Array, g: jax.Array, beta: jax.Array):
+        accepted = pending[slot]
+        history = jnp.concatenate([conv[layer, slot], pending_x[layer, slot]])
+        left = lax.dynamic_slice_in_dim(history, accepted, before)
+        rows = [
+            jnp.concatenate(
+                [_windows(r, before + 1) for r in (history, jnp.concatenate([left, x]))]
+            ),
+            jnp.concatenate([pending_g[layer, slot], g]),
+            jnp.concatenate([pending_beta[layer, slot], beta]),
+        ]
+        state = recurrent[layer, slot]
+        (_, state), o = lax.scan(
+            lambda carry, row: sealed(advance, *carry, accepted, *row),
+            (state, state),
+            (jnp.arange(len(rows[1])), *rows),
+        )
+        return o[P:], state, left
+
+    o, state, left = each(run, 1, slot, x, g, beta)
+    y = rowwise(lambda o, z: gated(o, z, o_norm[layer], eps), ROW_TILE, o, z.reshape(o.shape))
+    return Step(y.reshape(z.shape), recurrent.at[layer, slot].set(state), left, g, beta)
+
+
+def _windows(rows: jax.Array, taps: int) -> jax.Array:
+    """`[W-1+T, C]` -> `[T, W, C]`: for each row the inputs that its convolution sees."""
+    count = rows.shape[0] - taps + 1
+    return jnp.stack([rows[i : i + count] for i in range(taps)], axis=1)

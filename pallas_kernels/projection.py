@@ -1,0 +1,202 @@
+"""Projections of few rows: `y = h Wᵀ`, for one or several weights in one launch.
+
+A program takes some rows of one weight and all of K, see `pallas_kernels.products`. Sixteen rows
+of `h` cost what one costs; each is treated as if it were alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from pallas_kernels.backend import Impl, as_data, triton_call
+from pallas_kernels.matmul import SPANS, place, scales, source, words
+from pallas_kernels.products import columns, diagonal, product, shape
+from pallas_kernels.weights import Dense, Fp8, Nvfp4, Weight, linear
+
+MOST = 16
+"""Rows that share a load of the weights."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a projection is cut.
+
+    Attributes:
+        rows: of a weight a program takes.
+        parts: into which K is split among the rows of a tile.
+        step: elements of a part that are loaded together, at most.
+        warps: a program.
+        stages: loads in flight, if there are several steps.
+    """
+
+    rows: int = 64
+    parts: int = 1
+    step: int = 256
+    warps: int = 4
+    stages: int = 3
+
+
+TALL, SHORT = Tiles(), Tiles(rows=16, parts=4)
+"""For many output features, and for few: the fastest of those tried on an H200."""
+
+
+def tiles_for(weights: Sequence[Dense | Fp8 | Nvfp4]) -> Tiles:
+    """How to cut weights that are multiplied in one launch. Rows of inputs must not matter here."""
+    return TALL if sum(shape(w)[0] for w in weights) >= 4096 else SHORT
+
+
+def reference(
+    h: Sequence[jax.Array],
+    weights: Sequence[Weight],
+    layer: int,
+    residual: jax.Array | None = None,
+    dtype: Any = jnp.bfloat16,
+) -> list[jax.Array]:
+    """See `project`."""
+    kinds = [type(place(w, layer)[0]) for w in weights]
+    rows = [natural(x, kind) for x, kind in zip(h, kinds, strict=True)]
+    out = [linear(x, w, layer, dtype) for x, w in zip(rows, weights, strict=True)]
+    return out if residual is None else [residual + y for y in out]
+
+
+def natural(x: jax.Array, kind: type) -> jax.Array:
+    """Inputs in the order of a kind of weight `[..., K]` -> as they were."""
+    K = x.shape[-1]
+    return x[..., jnp.argsort(source(kind, jnp.arange(K), K))]
+
+
+def project(
+    h: Sequence[jax.Array],
+    weights: Sequence[Weight],
+    layer: int,
+    *,
+    residual: jax.Array | None = None,
+    dtype: Any = jnp.bfloat16,
+    impl: Impl,
+    tiles: Tiles | None = None,
+) -> list[jax.Array]:
+    """Multiply rows with weights, each with its own input.
+
+    Args:
+        h: for each weight `[R, K_i]` in its form, see `pallas_kernels.normed`: in the order of its
+            kind, E4M3 if it has an input scale.
+        weights: stacks `[L, N_i, K_i]` in any formats.
+        layer: which of the stacks' matrices.
+        residual: `[R, N]` to add, if there is one weight.
+        dtype: of the results.
+        impl: how to compute.
+        tiles: see `Tiles`; None for `tiles_for`.
+
+    Returns:
+        For each weight `[R, N_i]`.
+    """
+    if impl == "plain":
+        return reference(h, weights, layer, residual, dtype)
+    placed = [place(w, layer) for w in weights]
+    stacks, index = [w for w, _ in placed], as_data(*(at for _, at in placed))
+    tiles = tiles or tiles_for(stacks)
+    return _launch(index, list(h), stacks, residual, dtype=jnp.dtype(dtype), impl=impl, tiles=tiles)
+
+
+@partial(jax.jit, static_argnames=("dtype", "impl", "tiles"))
+def _launch(
+    index: jax.Array,
+    h: list[jax.Array],
+    stacks: list[Dense | Fp8 | Nvfp4],
+    residual: jax.Array | None,
+    *,
+    dtype: Any,
+    impl: Impl,
+    tiles: Tiles,
+) -> list[jax.Array]:
+    R = h[0].shape[0]
+    together = min(MOST, 1 << (R - 1).bit_length())
+    sizes = [shape(w) for w in stacks]
+    counts = [-(-n // tiles.rows) for n, _ in sizes]
+    flat, tree = jax.tree.flatten((index, h, residual, [words(w) for w in stacks]))
+    out = [jax.ShapeDtypeStruct((R, n), dtype) for n, _ in sizes]
+
+    def body(*refs: Any) -> None:
+        index, h, residual, weights = jax.tree.unflatten(tree, refs[: len(flat)])
+        tile, first, before = pl.program_id(0), pl.program_id(1) * together, 0
+        for i, w in enumerate(weights):
+            pl.when((tile >= before) & (tile < before + counts[i]))(
+                partial(
+                    _tile,
+                    h[i],
+                    residual,
+                    w,
+                    refs[len(flat) + i],
+                    (tile - before) * tiles.rows,
+                    first,
+                    index=index[i],
+                    size=sizes[i],
+                    kind=type(stacks[i]),
+                    together=together,
+                    impl=impl,
+                    tiles=tiles,
+                )
+            )
+            before += counts[i]
+
+    return triton_call(
+        body,
+        *flat,
+        grid=(sum(counts), -(-R // together)),
+        out_shape=out,
+        impl=impl,
+        name="project",
+        warps=tiles.warps,
+        stages=tiles.stages,
+    )
+
+
+def split(parts: int, step: int, K: int, kind: type) -> tuple[int, int]:
+    """Parts of K, and steps of each: no finer than the order of a kind of weight allows."""
+    finest = max(min(SPANS[kind], K), 16)
+    parts = min(parts, K // finest)
+    return parts, max(1, K // parts // max(step, finest))
+
+
+def _tile(
+    h: Any,
+    residual: Any,
+    w: Any,
+    out: Any,
+    start: jax.Array,
+    first: jax.Array,
+    *,
+    index: jax.Array,
+    size: tuple[int, int],
+    kind: type,
+    together: int,
+    impl: Impl,
+    tiles: Tiles,
+) -> None:
+    """Some rows of one weight with some rows of inputs."""
+    (N, K), rows, R = size, tiles.rows, out.shape[0]
+    parts, steps = split(tiles.parts, tiles.step, K, kind)
+    stride = K // parts
+    m = jnp.arange(parts * rows)
+    # Rows past the end are taken from its beginning, and not kept.
+    n = (start + m % rows) % N
+    inputs = columns(h, first, R, together, parts, stride)
+    y = product(w, (index,), n, m // rows, stride, steps, inputs, impl)
+    y = diagonal(y, parts, together)
+    n = start + jnp.arange(rows)
+    scale = scales(w, (index,), n % N, N, impl)
+    if scale is not None:
+        y = y * scale[:, None]
+    y = y.astype(out.dtype)
+    r = first + jnp.arange(together)
+    kept = jnp.broadcast_to((n < N)[:, None] & (r < R)[None, :], y.shape)
+    at = (r[None, :], n[:, None])
+    if residual is not None:
+        y = y + plt.load(residual.at[at], mask=kept, other=jnp.zeros((), residual.dtype))
+    plt.store(out.at[at], y, mask=kept)

@@ -1,0 +1,138 @@
+"""Rows sorted by expert give what each row gives on its way through its own experts."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels.grouped_experts import TILES, group, grouped_experts
+from pallas_kernels.matmul import Tiles
+from pallas_kernels.weights import Dense, Fp8, Nvfp4, Weight, linear
+
+
+def random_weight(kind: str, E: int, N: int, K: int, parts: int, seed: int) -> Weight:
+    rng = np.random.default_rng(seed)
+    layers = 2
+    if kind == "dense":
+        return Dense(jnp.asarray(rng.normal(size=(layers, E, N, K)) / K**0.5, jnp.bfloat16))
+    scale = jnp.asarray(rng.uniform(0.5, 2, (layers, E, parts)) / K**0.5, jnp.float32)
+    if kind == "fp8":
+        q = jnp.asarray(rng.normal(size=(layers, E, N, K)), jnp.float8_e4m3fn)
+        return Fp8(q, scale, None)
+    q = jnp.asarray(rng.integers(0, 256, (layers, E, N, K // 2), np.uint8))
+    blocks = rng.uniform(0.1, 1, (layers, E, N, K // 16)).astype(np.float32)
+    return Nvfp4(q, jnp.asarray(blocks, jnp.float8_e4m3fn), scale)
+
+
+def random_layer(kind: str, E: int, D: int, I: int) -> tuple[Weight, Weight]:  # noqa: E741
+    return random_weight(kind, E, 2 * I, D, 2, 0), random_weight(kind, E, D, I, 1, 1)
+
+
+def random_rows(M: int, D: int, E: int, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Rows, their experts, and how much each counts."""
+    rng = np.random.default_rng(2)
+    h = jnp.asarray(rng.normal(size=(M, D)), jnp.bfloat16)
+    chosen = np.argsort(rng.random((M, E)), axis=1)[:, :k]
+    weights = rng.dirichlet(np.ones(k), M)
+    return h, jnp.asarray(chosen, jnp.int32), jnp.asarray(weights, jnp.float32)
+
+
+def assert_close(out: jax.Array, expected: jax.Array) -> None:
+    """Equal but for roundings to bfloat16 within an expert."""
+    largest = np.max(np.abs(expected))
+    np.testing.assert_allclose(out, expected, rtol=2.0**-6, atol=2.0**-7 * largest)
+
+
+@pytest.mark.parametrize("kind", ["dense", "fp8", "nvfp4"])
+def test_interpreted_kernel_is_the_reference(kind: str) -> None:
+    layer, rows = random_layer(kind, 8, 128, 32), random_rows(20, 128, 8, 3)
+    tiles = Tiles(rows=16, cols=64, depth=128)
+    out = grouped_experts(*rows, *layer, 1, impl="interpret", up_tiles=tiles, down_tiles=tiles)
+    assert out.dtype == jnp.float32
+    assert_close(out, grouped_experts(*rows, *layer, 1, impl="plain"))
+
+
+def test_reference_is_the_sum_over_chosen_experts() -> None:
+    gate_up, down = random_layer("dense", 4, 64, 32)
+    h, chosen, weights = random_rows(3, 64, 4, 2)
+    expected = np.zeros((3, 64))
+    for row in range(3):
+        for expert, weight in zip(chosen[row], weights[row], strict=True):
+            gate, up = jnp.split(linear(h[row], gate_up, (1, expert)), 2)
+            y = linear(jax.nn.silu(gate) * up, down, (1, expert))
+            expected[row] += weight * np.asarray(y, np.float32)
+    out = grouped_experts(h, chosen, weights, gate_up, down, 1, impl="plain")
+    np.testing.assert_allclose(out, expected, rtol=2.0**-6, atol=2.0**-6)
+
+
+@settings(max_examples=10)
+@given(st.lists(st.permutations(range(5)), min_size=9, max_size=9), st.booleans())
+def test_pairs_are_sorted_and_cut(order: list[list[int]], skewed: bool) -> None:
+    k, rows = 2, 4
+    chosen = np.array([one[:k] for one in order], np.int32)
+    if skewed:
+        chosen[:] = [3, 1]
+    groups = group(jnp.asarray(chosen), 5, rows, "interpret")
+    by_expert = np.argsort(chosen.reshape(-1), kind="stable")
+    np.testing.assert_array_equal(groups.row, by_expert // k)
+    np.testing.assert_array_equal(np.asarray(groups.place).reshape(-1)[by_expert], np.arange(18))
+    covered = []
+    for expert, first, end in np.asarray(groups.tiles).T:
+        pairs = np.arange(first, min(first + rows, end))
+        assert all(chosen.reshape(-1)[by_expert[pairs]] == expert)
+        covered.extend(pairs)
+    np.testing.assert_array_equal(covered, np.arange(18))
+
+
+def test_tiles_of_different_height_are_refused() -> None:
+    layer, rows = random_layer("dense", 2, 32, 32), random_rows(2, 32, 2, 1)
+    with pytest.raises(ValueError, match="32 and 16"):
+        grouped_experts(*rows, *layer, 0, impl="interpret", down_tiles=replace(TILES, rows=16))
+
+
+@pytest.fixture(scope="module")
+def real_layer() -> tuple[Weight, Weight]:
+    return random_layer("nvfp4", 256, 2048, 512)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("M", [64, 320, 2048])
+def test_kernel_at_real_shapes(real_layer: tuple[Weight, Weight], M: int) -> None:
+    rows = random_rows(M, 2048, 256, 8)
+    out = grouped_experts(*rows, *real_layer, 1, impl="kernel")
+    assert_close(out, grouped_experts(*rows, *real_layer, 1, impl="plain"))
+
+
+@pytest.mark.gpu
+def test_bits_of_a_row_do_not_depend_on_the_others(real_layer: tuple[Weight, Weight]) -> None:
+    rows = random_rows(1024, 2048, 256, 8)
+    whole = np.asarray(grouped_experts(*rows, *real_layer, 1, impl="kernel"))
+    for start, end in [(0, 64), (64, 192), (1000, 1001)]:
+        h, chosen, weights = (a[start:end] for a in rows)
+        part = grouped_experts(h, chosen, weights, *real_layer, 1, impl="kernel")
+        np.testing.assert_array_equal(part, whole[start:end])
+
+
+@pytest.mark.gpu
+def test_all_rows_may_choose_the_same_experts(real_layer: tuple[Weight, Weight]) -> None:
+    h, chosen, weights = random_rows(320, 2048, 256, 8)
+    chosen = jnp.broadcast_to(chosen[:1], chosen.shape)
+    out = grouped_experts(h, chosen, weights, *real_layer, 1, impl="kernel")
+    assert_close(out, grouped_experts(h, chosen, weights, *real_layer, 1, impl="plain"))
+
+
+@pytest.mark.gpu
+def test_bits_do_not_depend_on_the_tile(real_layer: tuple[Weight, Weight]) -> None:
+    """What allows other tiles for long prompts than for short ones."""
+    rows = random_rows(320, 2048, 256, 8)
+    expected = np.asarray(grouped_experts(*rows, *real_layer, 1, impl="kernel"))
+    for height in (16, 64, 128):
+        for tiles in (replace(TILES, rows=height), Tiles(height, 128, 128, 4, 3)):
+            out = grouped_experts(
+                *rows, *real_layer, 1, impl="kernel", up_tiles=tiles, down_tiles=tiles
+            )
+            np.testing.assert_array_equal(out, expected, str(tiles))

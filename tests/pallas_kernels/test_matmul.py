@@ -1,0 +1,128 @@
+"""The tensor-core projection computes what `linear` does, and each row as if it were alone."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.matmul import LARGE, SMALL, Tiles, in_order, matmul, source
+from pallas_kernels.weights import Dense, Fp8, Nvfp4, PerLayer, Weight
+
+KINDS = ["dense", "fp8", "fp8_static", "nvfp4"]
+REAL = {  # kind, output features, input features
+    "qkv": ("fp8_static", 8192, 2048),
+    "out": ("fp8_static", 2048, 4096),
+    "shared_gate_up": ("nvfp4", 1024, 2048),
+    "shared_down": ("nvfp4", 2048, 512),
+    "router": ("dense", 256, 2048),
+    "gates": ("dense", 32, 2048),
+    "shared_gate": ("dense", 1, 2048),
+}
+
+
+def random_weight(kind: str, N: int, K: int, parts: int = 1, layers: int = 2) -> Weight:
+    rng = np.random.default_rng(0)
+    scale = jnp.asarray(rng.uniform(0.5, 2, (layers, parts)) / K, jnp.float32)
+    if kind == "dense":
+        return Dense(jnp.asarray(rng.normal(size=(layers, N, K)), jnp.bfloat16))
+    if kind.startswith("fp8"):
+        q = jnp.asarray(rng.normal(size=(layers, N, K)), jnp.float8_e4m3fn)
+        inputs = jnp.asarray(rng.uniform(0.005, 0.01, layers), jnp.float32)
+        return Fp8(q, scale, inputs if kind == "fp8_static" else None)
+    q = jnp.asarray(rng.integers(0, 256, (layers, N, K // 2)), jnp.uint8)
+    blocks = jnp.asarray(2.0 ** rng.uniform(-9, 8.8, (layers, N, K // 16)), jnp.float8_e4m3fn)
+    return Nvfp4(q, blocks, scale)
+
+
+def random_rows(*shape: int, seed: int = 1) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.bfloat16)
+
+
+def assert_close(out: jax.Array, expected: jax.Array) -> None:
+    """Equal but for the order of additions, which may tip the rounding to bfloat16."""
+    wide = np.asarray(expected, np.float64)
+    atol = 2.0**-12 * np.max(np.abs(wide))
+    np.testing.assert_allclose(np.asarray(out, np.float64), wide, rtol=2.0**-7, atol=atol)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("N", "K"), [(128, 256), (8, 96)], ids=["even", "ragged"])
+def test_interpreted_kernel_is_the_reference(kind: str, N: int, K: int) -> None:
+    w, x, residual = random_weight(kind, N, K, parts=2), random_rows(20, K), random_rows(20, N)
+    tiles = Tiles(rows=16, cols=64, depth=64)
+    out = matmul(x, w, 1, residual=residual, impl="interpret", tiles=tiles)
+    assert out.dtype == jnp.bfloat16
+    assert_close(out, matmul(x, w, 1, residual=residual, impl="plain"))
+
+
+def test_type_of_the_product_is_chosen() -> None:
+    w, x = random_weight("fp8", 16, 32), random_rows(4, 32)
+    out = matmul(x, w, 0, dtype=jnp.float32, impl="interpret")
+    assert out.dtype == jnp.float32
+    expected = matmul(x, w, 0, dtype=jnp.float32, impl="plain")
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_matrix_may_stand_alone_or_among_other_formats() -> None:
+    fp8, dense = random_weight("fp8", 16, 32, layers=1), random_weight("dense", 16, 32, layers=2)
+    assert isinstance(fp8, Fp8)
+    assert isinstance(dense, Dense)
+    x = random_rows(4, 32)
+    mixed = PerLayer((fp8, dense), ((1, 0), (0, 0), (1, 1)))
+    second = matmul(x, dense, 1, impl="interpret")
+    np.testing.assert_array_equal(matmul(x, mixed, 2, impl="interpret"), second)
+    np.testing.assert_array_equal(matmul(x, Dense(dense.w[1]), None, impl="interpret"), second)
+
+
+@pytest.mark.parametrize("kind", [Dense, Fp8, Nvfp4])
+@pytest.mark.parametrize("K", [32, 64, 96, 512])
+def test_every_input_is_multiplied_once(kind: type, K: int) -> None:
+    order = source(kind, jnp.arange(K), K)
+    np.testing.assert_array_equal(np.sort(order), np.arange(K))
+    np.testing.assert_array_equal(in_order(jnp.arange(K), kind), order)
+
+
+def test_an_odd_number_of_features_is_refused() -> None:
+    with pytest.raises(ValueError, match="48 input features"):
+        matmul(random_rows(4, 48), random_weight("dense", 16, 48), 0, impl="interpret")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", REAL)
+def test_kernel_at_real_shapes(name: str) -> None:
+    kind, N, K = REAL[name]
+    w = random_weight(kind, N, K, parts=2 if N % 2 == 0 else 1)
+    x, residual = random_rows(320, K), random_rows(320, N)
+    out = matmul(x, w, 1, residual=residual, impl="kernel")
+    assert_close(out, matmul(x, w, 1, residual=residual, impl="plain"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", REAL)
+def test_bits_of_a_row_do_not_depend_on_the_others(name: str) -> None:
+    kind, N, K = REAL[name]
+    w, x = random_weight(kind, N, K), random_rows(1024, K)
+    whole = np.asarray(matmul(x, w, 1, impl="kernel"), np.float32)
+    for start, end in [(0, 64), (64, 192), (1000, 1001)]:
+        part = matmul(x[start:end], w, 1, impl="kernel")
+        np.testing.assert_array_equal(np.asarray(part, np.float32), whole[start:end])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["qkv", "out", "shared_gate_up", "router"])
+def test_bits_do_not_depend_on_the_tile(name: str) -> None:
+    """What allows other tiles for long prompts than for short ones."""
+    kind, N, K = REAL[name]
+    w, x = random_weight(kind, N, K), random_rows(320, K)
+    expected = np.asarray(matmul(x, w, 1, impl="kernel"), np.float32)
+    for tiles in [
+        SMALL,
+        LARGE,
+        replace(LARGE, cols=256),
+        replace(SMALL, rows=16),
+        replace(SMALL, rows=32, cols=128, warps=8),
+    ]:
+        out = matmul(x, w, 1, impl="kernel", tiles=tiles)
+        np.testing.assert_array_equal(np.asarray(out, np.float32), expected, str(tiles))

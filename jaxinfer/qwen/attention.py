@@ -1,5 +1,7 @@
 """Gated full attention with partial, interleaved multimodal rotary embedding."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +9,13 @@ from jax import lax
 
 from jaxinfer.qwen.cache import Cache, Place
 from jaxinfer.qwen.config import CHUNK, Config
-from jaxinfer.qwen.mode import Mode
+from jaxinfer.qwen.mode import TRAIN, Mode
 from jaxinfer.qwen.norms import rms_norm
 from jaxinfer.qwen.params import Attention
-from pallas_kernels import each, linear, rowwise
+from jaxinfer.qwen.products import add_product, form_after, normed_products
+from pallas_kernels import each, rowwise
+from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.prefill_attention import prefill_attention
 
 BLOCK = 4 * CHUNK
 """Tokens of a sequence that are attended to together."""
@@ -58,8 +63,32 @@ def attention(
         mode: see `Mode`.
     """
     B, T = x.shape[:2]
+    projections = (p.q_proj, p.k_proj, p.v_proj)
+    _, (q_gate, k, v) = normed_products(x, p.norm, projections, layer, cfg.rms_norm_eps, mode)
+    impl = mode.impl("attention")
+    if impl != "plain":
+        form = form_after(p.o_proj, layer, mode)
+        kernel = prefill_attention if mode.chunked else partial(paged_attention, form=form)
+        y, k, v = kernel(
+            q_gate,
+            k,
+            v,
+            *turn,
+            p.q_norm,
+            p.k_norm,
+            layer,
+            cache.layer,
+            cache.k,
+            cache.v,
+            *place,
+            eps=cfg.rms_norm_eps,
+            impl=impl,
+        )
+        ready = form is not None
+        return add_product(x, y, p.o_proj, layer, mode, ready), cache._replace(k=k, v=v)
+
     q, gate, k, v = rowwise(
-        lambda *rows: _project(p, layer, cfg, *rows), mode.tile, x, turn[0], turn[1]
+        lambda *rows: _turned(p, layer, cfg, *rows), mode.tile, q_gate, k, v, *turn
     )
     cache = cache.write(place, k, v)
 
@@ -75,19 +104,20 @@ def attention(
         table,
         index.reshape(-1, together),
     )
-
-    y = rowwise(lambda *rows: _output(p, layer, *rows), mode.tile, x, o.reshape(B, T, -1), gate)
-    return y, cache
+    y = rowwise(_opened, mode.tile, o.reshape(B, T, -1), gate)
+    return add_product(x, y, p.o_proj, layer, mode), cache
 
 
 def attention_alone(
     p: Attention, layer: int, cfg: Config, x: jax.Array, turn: tuple[jax.Array, jax.Array]
 ) -> jax.Array:
     """`attention` of whole sequences `[B, T, D]` from their beginning, without a cache."""
-    q, gate, k, v = rowwise(lambda *rows: _project(p, layer, cfg, *rows), None, x, turn[0], turn[1])
+    projections = (p.q_proj, p.k_proj, p.v_proj)
+    _, products = normed_products(x, p.norm, projections, layer, cfg.rms_norm_eps, TRAIN)
+    q, gate, k, v = rowwise(lambda *rows: _turned(p, layer, cfg, *rows), None, *products, *turn)
     index = jnp.arange(x.shape[1])
     o = each(lambda q, k, v: attend(q, k, v, index), None, q, k, v)
-    return rowwise(lambda *rows: _output(p, layer, *rows), None, x, o.reshape(gate.shape), gate)
+    return add_product(x, _opened(o.reshape(gate.shape), gate), p.o_proj, layer, TRAIN)
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, index: jax.Array) -> jax.Array:
@@ -156,23 +186,27 @@ def _scores(q: jax.Array, k: jax.Array, places: jax.Array, index: jax.Array) -> 
     return jnp.where(seen[:, None, None], scores * d**-0.5, -jnp.inf)
 
 
-def _project(
-    p: Attention, layer: int, cfg: Config, x: jax.Array, cos: jax.Array, sin: jax.Array
+def _turned(
+    p: Attention,
+    layer: int,
+    cfg: Config,
+    q_gate: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Rows `[M, D]` -> q `[M, H, d]`, gate `[M, H·d]`, k and v `[M, Hkv, d]`."""
-    M, d = x.shape[0], cfg.head_dim
-    h = rms_norm(x, p.norm[layer], cfg.rms_norm_eps)
+    """Projected rows -> q `[M, H, d]`, gate `[M, H·d]`, k and v `[M, Hkv, d]`."""
+    M, d = k.shape[0], cfg.head_dim
     # q_proj holds query and gate side by side within each head.
-    q, gate = jnp.split(linear(h, p.q_proj, layer).reshape(M, -1, 2 * d), 2, axis=-1)
-    k = linear(h, p.k_proj, layer).reshape(M, -1, d)
-    v = linear(h, p.v_proj, layer).reshape(M, -1, d)
+    q, gate = jnp.split(q_gate.reshape(M, -1, 2 * d), 2, axis=-1)
     q = _turn(rms_norm(q, p.q_norm[layer], cfg.rms_norm_eps), cos, sin)
-    k = _turn(rms_norm(k, p.k_norm[layer], cfg.rms_norm_eps), cos, sin)
-    return q, gate.reshape(M, -1), k, v
+    k = _turn(rms_norm(k.reshape(M, -1, d), p.k_norm[layer], cfg.rms_norm_eps), cos, sin)
+    return q, gate.reshape(M, -1), k, v.reshape(M, -1, d)
 
 
-def _output(p: Attention, layer: int, x: jax.Array, o: jax.Array, gate: jax.Array) -> jax.Array:
-    return x + linear(o * jax.nn.sigmoid(gate), p.o_proj, layer)
+def _opened(o: jax.Array, gate: jax.Array) -> jax.Array:
+    return o * jax.nn.sigmoid(gate)
 
 
 def _turn(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ Per value head, with state `S [dk, dv]` in float32 and `α = exp(g)`:
 token by token, `chunk` for 64 tokens at once; they agree up to rounding.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -15,11 +16,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.qwen.config import CHUNK, Config
-from jaxinfer.qwen.mode import Mode
-from jaxinfer.qwen.norms import gated_rms_norm, l2_normalise, rms_norm
+from jaxinfer.qwen.mode import TRAIN, Mode
+from jaxinfer.qwen.norms import gated_rms_norm, l2_normalise
 from jaxinfer.qwen.params import GatedDelta
+from jaxinfer.qwen.products import add_product, form_after, normed_products
 from jaxinfer.qwen.state import Pieces, Rows, State
-from pallas_kernels import each, linear, rowwise, sealed
+from pallas_kernels import each, rowwise, sealed
+from pallas_kernels.delta_chunk import Places, delta_chunks
+from pallas_kernels.delta_step import delta_step
 from pallas_kernels.triangular import solve_unit_lower
 
 # Without it float32 products run in TF32 on the GPU, and the state must not lose bits.
@@ -52,6 +56,22 @@ class Memory(NamedTuple):
     recurrent: jax.Array
 
 
+class Held(NamedTuple):
+    """What a decode or verify step leaves of one layer for the next step; see `keep`.
+
+    Attributes:
+        conv: `[b, W-1, C]` last inputs of the convolution before the rows.
+        x: `[b, T, C]` inputs of the convolution of the rows.
+        g: `[b, T, Hv]` float32, their log decay.
+        beta: `[b, T, Hv]` float32, their write strength.
+    """
+
+    conv: jax.Array
+    x: jax.Array
+    g: jax.Array
+    beta: jax.Array
+
+
 def gated_delta(
     p: GatedDelta,
     layer: int,
@@ -60,7 +80,7 @@ def gated_delta(
     state: State,
     which: Pieces | Rows,
     mode: Mode,
-) -> tuple[jax.Array, State]:
+) -> tuple[jax.Array, State, Held | None]:
     """`x + out_proj(mixer(norm(x)))` and the state after it.
 
     Args:
@@ -72,40 +92,131 @@ def gated_delta(
         which: pieces advance the state of their slots by their valid tokens; nothing may be pending
             there. Rows replay what is pending, leave the state there and become pending themselves.
         mode: see `Mode`.
+
+    Returns:
+        The rows, the state, and for rows what is still to be kept of them: once for all layers,
+        since scattering a layer at a time costs more than the layer's arithmetic.
     """
-    T = x.shape[1]
-    inputs, z = rowwise(lambda rows: _project(p, layer, cfg, rows), mode.tile, x)
-    w = p.conv1d[layer]
-    fields = vars(state).copy()
+    projections = (p.in_proj_qkv, p.in_proj_z, p.in_proj_b, p.in_proj_a)
+    _, (qkv, z, b, a) = normed_products(x, p.norm, projections, layer, cfg.rms_norm_eps, mode)
     if isinstance(which, Pieces):
-        o, after = _piece_by_piece(cfg, w, layer, state, inputs, which)
-        scratch = state.pending.shape[0] - 1
-        ends = jnp.append(which.slot[1:] != which.slot[:-1], True)
-        for entry in (jnp.where(ends, which.slot, scratch), which.snapshot):
-            fields["conv"] = fields["conv"].at[layer, entry].set(after.conv)
-            fields["recurrent"] = fields["recurrent"].at[layer, entry].set(after.recurrent)
+        y, state = _pieces(p, layer, cfg, qkv, z, b, a, state, which, mode)
+        held = None
     else:
+        y, state, held = _rows(p, layer, cfg, qkv, z, b, a, state, which, mode)
+    ready = held is not None and mode.impl("delta") != "plain"
+    ready &= form_after(p.out_proj, layer, mode) is not None
+    return add_product(x, y, p.out_proj, layer, mode, ready), state, held
 
-        def run(slot: jax.Array, new: Inputs) -> tuple[jax.Array, Memory]:
-            memory = Memory(state.conv[layer, slot], state.recurrent[layer, slot])
-            last = (state.pending_x, state.pending_g, state.pending_beta)
-            last = Inputs(*(a[layer, slot] for a in last))
-            return _replay_then_run(cfg, w, memory, last, state.pending[slot], new)
 
-        o, memory = each(run, mode.tile, which.slot, inputs)
-        fields["conv"] = state.conv.at[layer, which.slot].set(memory.conv)
-        fields["recurrent"] = state.recurrent.at[layer, which.slot].set(memory.recurrent)
-        at = (layer, which.slot, slice(0, T))
-        fields["pending_x"] = state.pending_x.at[at].set(inputs.x)
-        fields["pending_g"] = state.pending_g.at[at].set(inputs.g)
-        fields["pending_beta"] = state.pending_beta.at[at].set(inputs.beta)
-    y = rowwise(lambda *rows: _output(p, layer, cfg, *rows), mode.tile, x, o, z)
-    return y, State(**fields)
+def keep(state: State, rows: Rows, held: list[Held]) -> State:
+    """The state with what each layer of a decode or verify step has left."""
+    conv, x, g, beta = (jnp.stack(leaves) for leaves in zip(*held, strict=True))
+    at = (slice(None), rows.slot, slice(0, x.shape[2]))
+    return replace(
+        state,
+        conv=state.conv.at[:, rows.slot].set(conv),
+        pending_x=state.pending_x.at[at].set(x),
+        pending_g=state.pending_g.at[at].set(g),
+        pending_beta=state.pending_beta.at[at].set(beta),
+    )
+
+
+def _pieces(
+    p: GatedDelta,
+    layer: int,
+    cfg: Config,
+    qkv: jax.Array,
+    z: jax.Array,
+    b: jax.Array,
+    a: jax.Array,
+    state: State,
+    pieces: Pieces,
+    mode: Mode,
+) -> tuple[jax.Array, State]:
+    scratch = state.pending.shape[0] - 1
+    ends = jnp.append(pieces.slot[1:] != pieces.slot[:-1], True)
+    entries = (jnp.where(ends, pieces.slot, scratch), pieces.snapshot)
+    impl = mode.impl("delta")
+    if impl != "plain":
+        places = Places(pieces.slot, pieces.start, pieces.valid, pieces.source, pieces.snapshot)
+        y, recurrent, window = delta_chunks(
+            qkv,
+            a,
+            b,
+            z,
+            *(p.conv1d, p.A_log, p.dt_bias, p.o_norm),
+            layer,
+            state.conv,
+            state.recurrent,
+            places,
+            scratch=scratch,
+            eps=cfg.rms_norm_eps,
+            impl=impl,
+        )
+        conv = state.conv
+        for entry in entries:
+            conv = conv.at[layer, entry].set(window)
+        return y, replace(state, conv=conv, recurrent=recurrent)
+    inputs = rowwise(lambda *rows: _gated(p, layer, *rows), mode.tile, qkv, b, a)
+    o, after = _piece_by_piece(cfg, p.conv1d[layer], layer, state, inputs, pieces)
+    conv, recurrent = state.conv, state.recurrent
+    for entry in entries:
+        conv = conv.at[layer, entry].set(after.conv)
+        recurrent = recurrent.at[layer, entry].set(after.recurrent)
+    return _gate(p, layer, cfg, o, z, mode), replace(state, conv=conv, recurrent=recurrent)
+
+
+def _rows(
+    p: GatedDelta,
+    layer: int,
+    cfg: Config,
+    qkv: jax.Array,
+    z: jax.Array,
+    b: jax.Array,
+    a: jax.Array,
+    state: State,
+    rows: Rows,
+    mode: Mode,
+) -> tuple[jax.Array, State, Held]:
+    impl = mode.impl("delta")
+    if impl != "plain":
+        step = delta_step(
+            qkv,
+            a,
+            b,
+            z,
+            *(p.conv1d, p.A_log, p.dt_bias, p.o_norm),
+            layer,
+            *(state.conv, state.recurrent),
+            *(state.pending_x, state.pending_g, state.pending_beta, state.pending),
+            rows.slot,
+            eps=cfg.rms_norm_eps,
+            impl=impl,
+            form=form_after(p.out_proj, layer, mode),
+        )
+        state = replace(state, recurrent=step.recurrent)
+        return step.y, state, Held(step.conv, qkv, step.g, step.beta)
+    inputs = rowwise(lambda *rows: _gated(p, layer, *rows), mode.tile, qkv, b, a)
+    w = p.conv1d[layer]
+
+    def run(slot: jax.Array, new: Inputs) -> tuple[jax.Array, Memory]:
+        memory = Memory(state.conv[layer, slot], state.recurrent[layer, slot])
+        last = (state.pending_x, state.pending_g, state.pending_beta)
+        last = Inputs(*(a[layer, slot] for a in last))
+        return _replay_then_run(cfg, w, memory, last, state.pending[slot], new)
+
+    o, memory = each(run, mode.tile, rows.slot, inputs)
+    recurrent = state.recurrent.at[layer, rows.slot].set(memory.recurrent)
+    held = Held(memory.conv, inputs.x, inputs.g, inputs.beta)
+    return _gate(p, layer, cfg, o, z, mode), replace(state, recurrent=recurrent), held
 
 
 def gated_delta_alone(p: GatedDelta, layer: int, cfg: Config, x: jax.Array) -> jax.Array:
     """`gated_delta` of whole sequences `[B, T, D]` from their beginning; `T` a multiple of 64."""
-    inputs, z = rowwise(lambda rows: _project(p, layer, cfg, rows), None, x)
+    projections = (p.in_proj_qkv, p.in_proj_z, p.in_proj_b, p.in_proj_a)
+    _, (qkv, z, b, a) = normed_products(x, p.norm, projections, layer, cfg.rms_norm_eps, TRAIN)
+    inputs = rowwise(lambda *rows: _gated(p, layer, *rows), None, qkv, b, a)
     w = p.conv1d[layer]
     heads, dk = cfg.linear_num_value_heads, cfg.linear_key_head_dim
     memory = Memory(
@@ -114,24 +225,27 @@ def gated_delta_alone(p: GatedDelta, layer: int, cfg: Config, x: jax.Array) -> j
     )
     valid = jnp.int32(x.shape[1])
     o = each(lambda new: _chunks(cfg, w, memory, new, valid)[0], None, inputs)
-    return rowwise(lambda *rows: _output(p, layer, cfg, *rows), None, x, o, z)
+    return add_product(x, _gate(p, layer, cfg, o, z, TRAIN), p.out_proj, layer, TRAIN)
 
 
-def _output(
-    p: GatedDelta, layer: int, cfg: Config, x: jax.Array, o: jax.Array, z: jax.Array
-) -> jax.Array:
-    normed = gated_rms_norm(o, p.o_norm[layer], z, cfg.rms_norm_eps)
-    return x + linear(normed.reshape(x.shape[0], -1), p.out_proj, layer)
-
-
-def _project(p: GatedDelta, layer: int, cfg: Config, x: jax.Array) -> tuple[Inputs, jax.Array]:
-    """Rows `[M, D]` -> the core's inputs and the output gate z `[M, Hv, dv]`."""
-    h = rms_norm(x, p.norm[layer], cfg.rms_norm_eps)
-    z = linear(h, p.in_proj_z, layer).reshape(x.shape[0], -1, cfg.linear_value_head_dim)
-    b, a = (linear(h, w, layer).astype(jnp.float32) for w in (p.in_proj_b, p.in_proj_a))
+def _gated(p: GatedDelta, layer: int, qkv: jax.Array, b: jax.Array, a: jax.Array) -> Inputs:
+    """Projected rows -> the core's inputs."""
+    b, a = b.astype(jnp.float32), a.astype(jnp.float32)
     decay = -jnp.exp(p.A_log[layer].astype(jnp.float32))
     g = decay * jax.nn.softplus(a + p.dt_bias[layer].astype(jnp.float32))
-    return Inputs(linear(h, p.in_proj_qkv, layer), g, jax.nn.sigmoid(b)), z
+    return Inputs(qkv, g, jax.nn.sigmoid(b))
+
+
+def _gate(
+    p: GatedDelta, layer: int, cfg: Config, o: jax.Array, z: jax.Array, mode: Mode
+) -> jax.Array:
+    """Outputs of the core `[B, T, Hv, dv]` and the gate `[B, T, Hv·dv]` -> rows for `out_proj`."""
+
+    def rows(o: jax.Array, z: jax.Array) -> jax.Array:
+        y = gated_rms_norm(o, p.o_norm[layer], z.reshape(o.shape), cfg.rms_norm_eps)
+        return y.reshape(z.shape)
+
+    return rowwise(rows, mode.tile, o, z)
 
 
 def _heads(cfg: Config, mixed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

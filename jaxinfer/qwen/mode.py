@@ -1,10 +1,14 @@
-"""How a forward pass is cut into pieces of fixed shape; see `pallas_kernels.rows` for why."""
+"""How a forward pass is cut and computed."""
 
 from dataclasses import dataclass
 
 import jax
 
-from jaxinfer.qwen.config import CHUNK
+from jaxinfer.qwen.config import CHUNK, Config
+from pallas_kernels import Impl
+
+FAMILIES = ("projection", "experts", "delta", "attention", "sampling")
+"""Kinds of kernels that can be used, or left to plain JAX, one by one."""
 
 
 @dataclass(frozen=True)
@@ -12,20 +16,45 @@ class Mode:
     """A static argument of every layer.
 
     Attributes:
-        tile: rows computed together by everything that treats tokens one by one; None computes all
-            at once, fast but with bits that depend on the batch (training).
+        tile: rows computed together by everything in plain JAX that treats tokens one by one, see
+            `pallas_kernels.rows`; None computes all at once, fast but with bits that depend on the
+            batch (training).
         chunked: tokens are prompt chunks (Gated DeltaNet in its parallel form, every expert over
             all rows); otherwise they are decode or verify rows, each computed as if alone.
+        kernels: families that run as kernels.
+        interpret: run kernels by interpretation, on any device.
     """
 
     tile: int | None
     chunked: bool
+    kernels: frozenset[str] = frozenset()
+    interpret: bool = False
+
+    def impl(self, family: str) -> Impl:
+        """How an operation of a family is to be run."""
+        if family not in self.kernels:
+            return "plain"
+        return "interpret" if self.interpret else "kernel"
 
 
 TRAIN = Mode(tile=None, chunked=True)
-PREFILL = Mode(tile=CHUNK, chunked=True)
 
 
-def decode_mode() -> Mode:
+def prefill_mode(kernels: frozenset[str] = frozenset(), interpret: bool = False) -> Mode:
+    """The mode of pieces of prompts."""
+    return Mode(CHUNK, True, kernels, interpret)
+
+
+PREFILL = prefill_mode()
+
+
+def decode_mode(kernels: frozenset[str] = frozenset(), interpret: bool = False) -> Mode:
     """The mode of decode and verify steps: the tile that is cheapest on this backend."""
-    return Mode(tile=8 if jax.default_backend() == "cpu" else 64, chunked=False)
+    return Mode(8 if jax.default_backend() == "cpu" else 64, False, kernels, interpret)
+
+
+def usable_kernels(cfg: Config, backend: str) -> frozenset[str]:
+    """The families that can be used for a model on a backend: all on a GPU, in bfloat16."""
+    if backend != "gpu" or cfg.dtype != "bfloat16":
+        return frozenset()
+    return frozenset(FAMILIES)

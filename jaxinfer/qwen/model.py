@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from jaxinfer.qwen.attention import attention, attention_alone, rotary
 from jaxinfer.qwen.cache import Cache, Place
 from jaxinfer.qwen.config import CHUNK, Config
-from jaxinfer.qwen.gated_delta import gated_delta, gated_delta_alone
+from jaxinfer.qwen.gated_delta import Held, gated_delta, gated_delta_alone, keep
 from jaxinfer.qwen.mode import PREFILL, TRAIN, Mode
 from jaxinfer.qwen.moe import moe
 from jaxinfer.qwen.norms import rms_norm
 from jaxinfer.qwen.params import Params
+from jaxinfer.qwen.products import norm, product
 from jaxinfer.qwen.state import Pieces, Rows, State
 from pallas_kernels import linear, rowwise
 
@@ -41,7 +42,7 @@ def embed_with_features(
 
 def logits(params: Params, hidden: jax.Array, mode: Mode) -> jax.Array:
     """Normed hidden states `[B, T, D]` -> scores `[B, T, V]` float32."""
-    return rowwise(lambda h: linear(h, params.lm_head, dtype=jnp.float32), mode.tile, hidden)
+    return product(hidden, params.lm_head, jnp.float32, mode)
 
 
 def text_positions(start: jax.Array, count: int) -> jax.Array:
@@ -58,6 +59,7 @@ def prefill(
     state: State,
     pieces: Pieces,
     positions: jax.Array,
+    mode: Mode = PREFILL,
 ) -> tuple[jax.Array, State]:
     """Run pieces of prompts and advance the state of their slots by them.
 
@@ -68,12 +70,13 @@ def prefill(
         state: nothing may be pending in the slots of the pieces.
         pieces: what they are.
         positions: rotary positions `[P, 64, 3]`.
+        mode: `prefill_mode()`.
 
     Returns:
         Hidden states after the final norm `[P, 64, D]`, and the state.
     """
     place = Place(pieces.table, pieces.start, jnp.where(pieces.fresh, CHUNK, 0))
-    hidden, state = _layers(params, cfg, x, state, pieces, place, positions, PREFILL)
+    hidden, state = _layers(params, cfg, x, state, pieces, place, positions, mode)
     # Of several pieces in one slot the last is the longest, whatever the order of the writes.
     length = state.length.at[pieces.slot].set(0)
     length = length.at[pieces.slot].max(pieces.start + pieces.valid)
@@ -154,7 +157,7 @@ def draft(
     cache = Cache(state.k, state.v, len(cfg.attention_layers))
     y, cache = attention(p.attention, 0, cfg, y, turn, cache, place, mode)
     y = moe(p.moe, 0, cfg, y, mode)
-    y = rowwise(lambda r: rms_norm(r, p.norm, cfg.rms_norm_eps), mode.tile, y)
+    y = norm(y, p.norm, cfg.rms_norm_eps, mode)
     return y, replace(state, k=cache.k, v=cache.v)
 
 
@@ -225,15 +228,19 @@ def _layers(
     mode: Mode,
 ) -> tuple[jax.Array, State]:
     turn = rotary(cfg, positions, mode)
+    held: list[Held] = []
     for number in range(cfg.num_layers):
         with jax.named_scope(f"layer_{number}"):
             if number in cfg.gdn_layers:
                 index = cfg.gdn_layers.index(number)
-                x, state = gated_delta(params.gdn, index, cfg, x, state, which, mode)
+                x, state, rest = gated_delta(params.gdn, index, cfg, x, state, which, mode)
+                held += [rest] if rest is not None else []
             else:
                 index = cfg.attention_layers.index(number)
                 cache = Cache(state.k, state.v, index)
                 x, cache = attention(params.attention, index, cfg, x, turn, cache, place, mode)
                 state = replace(state, k=cache.k, v=cache.v)
             x = moe(params.moe, number, cfg, x, mode)
-    return rowwise(lambda r: rms_norm(r, params.norm, cfg.rms_norm_eps), mode.tile, x), state
+    if isinstance(which, Rows) and held:
+        state = keep(state, which, held)
+    return norm(x, params.norm, cfg.rms_norm_eps, mode), state

@@ -1,19 +1,35 @@
 """Mixture of experts: a router, `k` of `E` experts a token, and a gated shared expert."""
 
+from functools import reduce
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.qwen.config import Config
 from jaxinfer.qwen.mode import Mode
-from jaxinfer.qwen.norms import rms_norm
 from jaxinfer.qwen.params import Moe
-from pallas_kernels import dequantise, each, linear, rowwise, take
+from jaxinfer.qwen.products import form, normed_products
+from pallas_kernels import Impl, dequantise, each, linear, rowwise, take
+from pallas_kernels.experts import expert_inner, expert_outer
+from pallas_kernels.grouped_experts import grouped_experts
+from pallas_kernels.matmul import matmul, place
+from pallas_kernels.normed import normed
+from pallas_kernels.routing import route, swiglu
 
 
 def moe(p: Moe, layer: int, cfg: Config, x: jax.Array, mode: Mode) -> jax.Array:
     """`x + routed(h) + sigmoid(h · gate) · shared(h)` with `h = norm(x)`, for `x [B, T, D]`."""
-    h, chosen, weights, shared = rowwise(lambda rows: _front(p, layer, cfg, rows), mode.tile, x)
+    impl = mode.impl("experts")
+    if impl != "plain" and not mode.chunked:
+        return _few_rows(p, layer, cfg, x, impl)
+    projections = (p.router, p.shared_gate)
+    h, (logits, gate) = normed_products(x, p.norm, projections, layer, cfg.rms_norm_eps, mode)
+    if impl != "plain":
+        return _many_rows(p, layer, cfg, x, h, logits, gate, impl)
+    chosen, weights, shared = rowwise(
+        lambda *rows: _front(p, layer, cfg, *rows), mode.tile, h, logits, gate
+    )
     if mode.tile is None:
         routed = rowwise(lambda *a: _all_at_once(p, layer, cfg, *a), None, h, chosen, weights)
     elif mode.chunked:
@@ -25,24 +41,53 @@ def moe(p: Moe, layer: int, cfg: Config, x: jax.Array, mode: Mode) -> jax.Array:
     return x + (routed + shared).astype(x.dtype)
 
 
-def route(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Router logits `[M, E]` -> experts `[M, k]` and weights `[M, k]` float32 that add up to one.
+def _few_rows(p: Moe, layer: int, cfg: Config, x: jax.Array, impl: Impl) -> jax.Array:
+    """Each row through its own experts, all rows in the same few kernels."""
+    rows, k = x.reshape(-1, x.shape[-1]), cfg.num_experts_per_tok
+    forms = [form(w, layer) for w in (p.gate_up, p.shared_gate_up)]
+    after = form(p.down, layer).kind, form(p.shared_down, layer).kind
+    small = [place(w, layer) for w in (p.router, p.shared_gate)]
+    first = normed(rows, p.norm, layer, forms, small, eps=cfg.rms_norm_eps, impl=impl)
+    logits, gate = first.products
+    h, h_shared = first.h
+    inner = expert_inner(
+        h, h_shared, logits, p.gate_up, p.shared_gate_up, layer, k, after, impl=impl
+    )
+    y = expert_outer(rows, inner, logits, gate, p.down, p.shared_down, layer, k, impl=impl)
+    return y.reshape(x.shape)
 
-    Softmax over all experts, the `k` largest, renormalised.
-    """
-    top, chosen = lax.top_k(jax.nn.softmax(logits.astype(jnp.float32), axis=-1), k)
-    return chosen, top / jnp.sum(top, axis=-1, keepdims=True)
+
+def _many_rows(
+    p: Moe,
+    layer: int,
+    cfg: Config,
+    x: jax.Array,
+    h: jax.Array,
+    logits: jax.Array,
+    gate: jax.Array,
+    impl: Impl,
+) -> jax.Array:
+    """All rows through every expert that one of them was sent to."""
+    rows, k = (a.reshape(-1, a.shape[-1]) for a in (h, logits, gate)), cfg.num_experts_per_tok
+    h, logits, gate = rows
+    top, chosen = lax.top_k(logits.astype(jnp.float32), k)
+    # Added up in an order that is written down: a reduction's may depend on the number of rows.
+    shares = jnp.exp(top - top[:, :1])
+    weights = shares / reduce(jnp.add, [shares[:, j] for j in range(k)])[:, None]
+    routed = grouped_experts(h, chosen, weights, p.gate_up, p.down, layer, impl=impl)
+    inner = swiglu(matmul(h, p.shared_gate_up, layer, impl=impl))
+    shared = matmul(inner, p.shared_down, layer, impl=impl).astype(jnp.float32)
+    y = routed + jax.nn.sigmoid(gate.astype(jnp.float32)) * shared
+    return x + y.astype(x.dtype).reshape(x.shape)
 
 
 def _front(
-    p: Moe, layer: int, cfg: Config, x: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Rows -> normed rows, chosen experts, their weights, the shared expert's part in float32."""
-    h = rms_norm(x, p.norm[layer], cfg.rms_norm_eps)
-    chosen, weights = route(linear(h, p.router, layer), cfg.num_experts_per_tok)
-    shared = linear(_swiglu(linear(h, p.shared_gate_up, layer)), p.shared_down, layer)
-    gate = jax.nn.sigmoid(linear(h, p.shared_gate, layer).astype(jnp.float32))
-    return h, chosen, weights, gate * shared.astype(jnp.float32)
+    p: Moe, layer: int, cfg: Config, h: jax.Array, logits: jax.Array, gate: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Normed rows -> chosen experts, their weights, the shared expert's part in float32."""
+    chosen, weights = route(logits, cfg.num_experts_per_tok)
+    shared = linear(swiglu(linear(h, p.shared_gate_up, layer)), p.shared_down, layer)
+    return chosen, weights, jax.nn.sigmoid(gate.astype(jnp.float32)) * shared.astype(jnp.float32)
 
 
 def _row_by_row(
@@ -79,7 +124,7 @@ def _all_at_once(
 ) -> jax.Array:
     """All rows through every expert in two products, for gradients: nothing is sliced."""
     up, down = (dequantise(take(w, layer)).astype(h.dtype) for w in (p.gate_up, p.down))
-    inner = _swiglu(jnp.einsum("md,end->men", h, up))
+    inner = swiglu(jnp.einsum("md,end->men", h, up))
     inner = inner * _shares(cfg, chosen, weights)[..., None].astype(h.dtype)
     return jnp.einsum("mei,edi->md", inner, down, preferred_element_type=jnp.float32)
 
@@ -92,11 +137,5 @@ def _shares(cfg: Config, chosen: jax.Array, weights: jax.Array) -> jax.Array:
 
 def _expert(p: Moe, layer: int, expert: jax.Array, h: jax.Array) -> jax.Array:
     """Rows through one expert; float32."""
-    inner = _swiglu(linear(h, p.gate_up, (layer, expert)))
+    inner = swiglu(linear(h, p.gate_up, (layer, expert)))
     return linear(inner, p.down, (layer, expert)).astype(jnp.float32)
-
-
-def _swiglu(gate_up: jax.Array) -> jax.Array:
-    """`silu(gate) · up` of rows whose first half is gate and second half up."""
-    gate, up = jnp.split(gate_up, 2, axis=-1)
-    return jax.nn.silu(gate) * up

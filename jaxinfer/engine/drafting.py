@@ -9,9 +9,10 @@ from jaxinfer.engine.ngram import ngram_drafts
 from jaxinfer.engine.slots import Plan, Slots
 from jaxinfer.qwen import model
 from jaxinfer.qwen.cache import Place
-from jaxinfer.qwen.mode import Mode, decode_mode
+from jaxinfer.qwen.mode import Mode
 from jaxinfer.qwen.params import Params
 from jaxinfer.qwen.state import State
+from pallas_kernels.likeliest import argmax_rows
 
 AUTO_SUFFIX = 4
 """Shortest repeated suffix for which "auto" trusts the n-gram rather than the MTP head."""
@@ -84,7 +85,7 @@ def _mtp_drafts(
 ) -> tuple[jax.Array, State]:
     """Greedy drafts `[b, count]` of the MTP head, whose pages are filled for the rows first."""
     cfg, (b, T) = plan.cfg, hidden.shape[:2]
-    rows = decode_mode()
+    rows = plan.decode_mode
     x = model.embed(params, cfg, following)
     # The rotary position of a text token is its index; after pictures it is `rope_delta` more.
     positions = model.text_positions(place.start, T)
@@ -98,7 +99,8 @@ def _mtp_drafts(
             one = Place(place.table, place.start + newest + step, real)
             positions = model.text_positions(one.start, 1)
             h, state = model.draft(params, cfg, x, h, state, one, positions, rows)
-        drafts.append(jnp.argmax(known_logits(plan, params, h, rows), axis=-1).astype(jnp.int32))
+        scores = known_logits(plan, params, h, rows)[:, 0]
+        drafts.append(argmax_rows(scores, impl=rows.impl("sampling"))[:, None])
     return jnp.concatenate([*drafts, jnp.zeros((b, 0), jnp.int32)], axis=1), state
 
 
@@ -107,4 +109,4 @@ def known_logits(plan: Plan, params: Params, hidden: jax.Array, mode: Mode) -> j
     scores = model.logits(params, hidden, mode)
     if plan.vocabulary is None:
         return scores
-    return jnp.where(jnp.arange(scores.shape[-1]) < plan.vocabulary, scores, -jnp.inf)
+    return scores.at[..., plan.vocabulary :].set(-jnp.inf)

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.thresholds import ordered
+
 DIGIT = 4
 """Bits of a threshold that are found in one pass over the vocabulary."""
 
@@ -81,7 +83,7 @@ def keep(scores: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array
     to a threshold all survive.
     """
     size = scores.shape[0]
-    order = _ordered(scores)
+    order = ordered(scores)
     k = jnp.where(top_k > 0, jnp.minimum(top_k, size), size)
     above = _largest(lambda t: jnp.sum(order >= t) >= k)
     probability = jax.nn.softmax(jnp.where(order >= above, scores, -jnp.inf))
@@ -99,14 +101,7 @@ def likeliest(scores: jax.Array, count: int) -> jax.Array:
         # Below minus infinity, so that padding is not taken twice while any is left.
         return order.at[token].set(jnp.iinfo(jnp.int32).min), token
 
-    return lax.scan(take, _ordered(scores), length=count)[1]
-
-
-def _ordered(x: jax.Array) -> jax.Array:
-    """float32 -> int32 that compares the same way."""
-    bits = lax.bitcast_convert_type(x, jnp.int32)
-    # Zero has two signs, which are equal.
-    return jnp.where(x == 0, 0, jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits))
+    return lax.scan(take, ordered(scores), length=count)[1]
 
 
 def _largest(holds: Callable[[jax.Array], jax.Array]) -> jax.Array:

@@ -19,6 +19,7 @@ from jaxinfer.engine.request import Chunk, Completion, RequestError, SamplingPar
 from jaxinfer.engine.slots import SPECULATIONS, Plan
 from jaxinfer.qwen.chat import ChatTemplate
 from jaxinfer.qwen.config import CHUNK
+from jaxinfer.qwen.mode import usable_kernels
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -118,7 +119,9 @@ class LLM:
         if speculation == "mtp" and params.mtp is None:
             raise ValueError(f"{model} has no MTP head; use speculation='ngram' or None")
         known = min(self.tokenizer.get_vocab_size(), self.config.vocab_size)
-        plan = Plan(self.config, speculation, draft_length if speculation else 0, known)
+        drafts = draft_length if speculation else 0
+        kernels = usable_kernels(self.config, jax.default_backend())
+        plan = Plan(self.config, speculation, drafts, known, kernels)
         self.engine = build_engine(
             params,
             plan,

@@ -15,6 +15,9 @@ from jax import lax
 from jaxinfer.engine.filters import banned, keep, likeliest, penalise, restrict
 from jaxinfer.engine.sampling_settings import LENGTH, STOPS, WORDS, Settings
 from pallas_kernels import rowwise
+from pallas_kernels.backend import Impl
+from pallas_kernels.likeliest import likeliest_rows
+from pallas_kernels.sampling import Requests, Rows, choose
 
 
 @jax.tree_util.register_dataclass
@@ -26,11 +29,13 @@ class Sampler(Settings):
         counts: `[B, V]` int32, how often each token was generated.
         prompted: `[B, V]` bool, whether it stands in the prompt.
         bias: `[B, V]` float32, added to the scores; minus infinity bans a token.
+        biased: `[B]` bool, whether there is any.
     """
 
     counts: jax.Array
     prompted: jax.Array
     bias: jax.Array
+    biased: jax.Array
 
 
 class Sampled(NamedTuple):
@@ -66,6 +71,7 @@ def init_sampler(slots: int, vocabulary: int) -> Sampler:
         counts=jnp.zeros((slots, vocabulary), jnp.int32),
         prompted=jnp.zeros((slots, vocabulary), bool),
         bias=jnp.zeros((slots, vocabulary)),
+        biased=jnp.zeros(slots, bool),
     )
 
 
@@ -96,6 +102,7 @@ def set_slot(
     own["counts"] = 0
     own["prompted"] = jnp.zeros(size, bool).at[real].set(True, mode="drop")
     own["bias"] = 0.0 if bias is None else bias
+    own["biased"] = bias is not None
     return Sampler(**{name: getattr(sampler, name).at[slot].set(v) for name, v in own.items()})
 
 
@@ -124,6 +131,7 @@ def sample(
     masks: jax.Array | None,
     top: int,
     tile: int | None,
+    impl: Impl = "plain",
 ) -> Sampled:
     """Choose a token for every row, as if the drafts before it had been generated.
 
@@ -138,7 +146,9 @@ def sample(
         masks: `[b, T, ceil(V / 32)]` uint32, what a grammar allows: bit `j` of word `i` stands for
             token `32 i + j`. None allows all.
         top: length of the list of likeliest tokens.
-        tile: see `pallas_kernels.rows`.
+        tile: see `pallas_kernels.rows`; kernels do not need it.
+        impl: kernels take the same noise and the same filters, but round differently here and
+            there: they choose another token only where float32 cannot tell which is right.
 
     Returns:
         Tokens and log probabilities. A temperature of 0 takes the highest score, of equal ones the
@@ -146,8 +156,10 @@ def sample(
     """
     b, T, V = scores.shape
     ids = jnp.arange(V)
+    if impl != "plain":
+        return _by_kernels(scores, sampler, slots, tokens, tail, index, masks, top, impl)
 
-    def choose(
+    def one(
         raw: jax.Array,
         slot: jax.Array,
         row: jax.Array,
@@ -172,7 +184,30 @@ def sample(
     of, rows = jnp.broadcast_arrays(slots[:, None], jnp.arange(T))
     fed = jnp.broadcast_to(tokens[:, None], (b, T, T))
     given = () if masks is None else (masks,)
-    return rowwise(jax.vmap(choose), tile, scores, of, rows, fed, tail, index, *given)
+    return rowwise(jax.vmap(one), tile, scores, of, rows, fed, tail, index, *given)
+
+
+def _by_kernels(
+    scores: jax.Array,
+    sampler: Sampler,
+    slots: jax.Array,
+    tokens: jax.Array,
+    tail: jax.Array,
+    index: jax.Array,
+    masks: jax.Array | None,
+    top: int,
+    impl: Impl,
+) -> Sampled:
+    """`sample` on a GPU."""
+    b, T = tokens.shape
+    flat = [a.reshape(b * T, *a.shape[2:]) for a in (scores, tail, index)]
+    allowed = None if masks is None else masks.reshape(b * T, -1)
+    rows = Rows(flat[0], slots, tokens, flat[1], flat[2], allowed)
+    requests = Requests(*(getattr(sampler, name) for name in Requests._fields))
+    token, logprob, everything = choose(rows, requests, impl=impl)
+    likeliest_tokens, logprobs = likeliest_rows(flat[0], everything, top, impl=impl)
+    out = Sampled(token, logprob, likeliest_tokens, logprobs)
+    return Sampled(*(a.reshape(b, T, *a.shape[1:]) for a in out))
 
 
 def prompt_logprobs(

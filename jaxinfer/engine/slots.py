@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxinfer.engine.sampling import Sampler, init_sampler
 from jaxinfer.qwen.config import Config
+from jaxinfer.qwen.mode import Mode, decode_mode, prefill_mode
 from jaxinfer.qwen.state import State, init_state
 
 SPECULATIONS = ("ngram", "mtp", "auto")
@@ -24,12 +25,24 @@ class Plan:
         drafts: the most tokens drafted a step (0 without speculation).
         vocabulary: ids that stand for something; the rest only pads the logits and is never
             chosen. None for all.
+        kernels: families of kernels to use, see `jaxinfer.qwen.mode.FAMILIES`.
     """
 
     cfg: Config
     speculation: str | None
     drafts: int
     vocabulary: int | None = None
+    kernels: frozenset[str] = frozenset()
+
+    @property
+    def prefill_mode(self) -> Mode:
+        """How pieces of prompts are computed."""
+        return prefill_mode(self.kernels)
+
+    @property
+    def decode_mode(self) -> Mode:
+        """How rows of decode and verify steps are computed."""
+        return decode_mode(self.kernels)
 
     @property
     def rows(self) -> int:

@@ -19,7 +19,6 @@ from jaxinfer.engine.slots import Plan, Slots
 from jaxinfer.qwen import model
 from jaxinfer.qwen.cache import Place
 from jaxinfer.qwen.config import CHUNK
-from jaxinfer.qwen.mode import PREFILL, decode_mode
 from jaxinfer.qwen.params import Params
 from jaxinfer.qwen.state import Pieces, Rows
 
@@ -148,13 +147,13 @@ def prefill_step(
         top: static, likeliest tokens to tell.
         prompt_logprobs: static, whether to score the prompts.
     """
-    cfg, mode = plan.cfg, decode_mode()
+    cfg, mode = plan.cfg, plan.decode_mode
     P = tokens.shape[0]
     each, last = jnp.arange(P), jnp.maximum(pieces.valid - 1, 0)
     done = (following < 0) & (pieces.valid > 0)
     positions = model.text_positions(pieces.start, CHUNK)
     x = model.embed(params, cfg, tokens)
-    hidden, state = model.prefill(params, cfg, x, slots.state, pieces, positions)
+    hidden, state = model.prefill(params, cfg, x, slots.state, pieces, positions, plan.prefill_mode)
 
     end = pieces.start + pieces.valid
     scores = known_logits(plan, params, hidden[each, last][:, None], mode)
@@ -170,6 +169,7 @@ def prefill_step(
         masks[:, None],
         top,
         _row_tile(),
+        mode.impl("sampling"),
     )
     token = sampled.tokens[:, 0]
     ends = _ends(slots, pieces.slot, sampled.tokens, end[:, None])[:, 0]
@@ -186,11 +186,13 @@ def prefill_step(
         sampler=sampling.count(slots.sampler, mine, token[:, None], done.astype(jnp.int32)),
     )
     place = Place(pieces.table, pieces.start, jnp.where(pieces.fresh, CHUNK, 0))
-    slots = draft(plan, params, slots, mine, place, hidden, known, last, plan.drafts, PREFILL)
+    slots = draft(
+        plan, params, slots, mine, place, hidden, known, last, plan.drafts, plan.prefill_mode
+    )
 
     told = None
     if prompt_logprobs:
-        scores = known_logits(plan, params, hidden, PREFILL)
+        scores = known_logits(plan, params, hidden, plan.prefill_mode)
         told = sampling.prompt_logprobs(scores, known, top, _row_tile())
     first = (token, sampled.logprobs[:, 0], sampled.top_tokens[:, 0], sampled.top_logprobs[:, 0])
     return slots, Prefilled(*first, told)
@@ -281,7 +283,7 @@ def _verify(
     drafts: int,
     given: tuple[jax.Array, jax.Array] | None,
 ) -> tuple[Slots, Verified]:
-    cfg, mode, at = plan.cfg, decode_mode(), rows.slot
+    cfg, mode, at = plan.cfg, plan.decode_mode, rows.slot
     proposed, drafted = slots.drafts[at, :drafts], jnp.minimum(slots.drafted[at], drafts)
     if given is not None:
         mine = given[1] >= 0
@@ -306,13 +308,24 @@ def _commit(
     top: int,
 ) -> tuple[Slots, Committed]:
     """`ahead`: drafts to make for the next step."""
-    at, mode = rows.slot, decode_mode()
+    at, mode = rows.slot, plan.decode_mode
     tokens, drafted, hidden, scores = verified
     T = tokens.shape[1]
     start, active = slots.state.length[at], slots.active[at]
     places = start[:, None] + 1 + jnp.arange(T)
     tail = _tails(slots.history, at, start, tokens)
-    sampled = sample(scores, slots.sampler, at, tokens, tail, places, masks, top, _row_tile())
+    sampled = sample(
+        scores,
+        slots.sampler,
+        at,
+        tokens,
+        tail,
+        places,
+        masks,
+        top,
+        _row_tile(),
+        mode.impl("sampling"),
+    )
     chosen = sampled.tokens
 
     held = (chosen[:, :-1] == tokens[:, 1:]) & (jnp.arange(T - 1) < drafted[:, None])

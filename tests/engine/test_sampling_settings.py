@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,10 @@ def test_a_slot_is_set_and_counted_without_touching_the_others() -> None:
             lambda a, b, slot=slot: np.testing.assert_array_equal(a[slot], b[slot]), before, after
         )
     fresh = set_slot(after, jnp.int32(1), own, None, jnp.array([8, 9, 3]), jnp.int32(2))
+    assert not fresh.biased[1]
+    # A bias of nothing but zeros counts as one.
     expected = sampler_of(Case(prompt=(8, 9), seed=1), slots=3, slot=1)
+    expected = replace(expected, biased=fresh.biased)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[1], b[1]), fresh, expected)
 
 

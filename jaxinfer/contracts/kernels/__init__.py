@@ -1,0 +1,1 @@
+"""Contracts of operations, one file each."""

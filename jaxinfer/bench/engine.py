@@ -32,6 +32,7 @@ from jaxinfer.engine.request import SamplingParams
 from jaxinfer.engine.slots import SPECULATIONS, Plan
 from jaxinfer.qwen.chat import ChatTemplate
 from jaxinfer.qwen.config import CHUNK, Config
+from jaxinfer.qwen.mode import usable_kernels
 from jaxinfer.qwen.params import Params, all_dense, init, nvidia_mix
 
 TINY = ("tiny_qwen", "tiny_qwen-nvfp4")
@@ -136,9 +137,10 @@ class Setup:
     def build(self, subject: Subject, lengths: tuple[int, ...] | None = None) -> Engine:
         """Make it, or the same with other lengths."""
         slots = max(self.streams)
+        kernels = usable_kernels(subject.cfg, jax.default_backend())
         return build_engine(
             subject.params,
-            Plan(subject.cfg, self.speculation, self.longest),
+            Plan(subject.cfg, self.speculation, self.longest, kernels=kernels),
             subject.tokenizer,
             subject.eos,
             slots=slots,

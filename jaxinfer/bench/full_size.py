@@ -26,6 +26,7 @@ from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.request import SamplingParams
 from jaxinfer.engine.slots import Plan
 from jaxinfer.qwen.config import CHUNK, Config
+from jaxinfer.qwen.mode import usable_kernels
 from jaxinfer.qwen.params import Params, all_dense, init, nvidia_mix
 from jaxinfer.qwen.published import RAW
 
@@ -96,7 +97,9 @@ def main() -> None:
     )
     first: dict[int, tuple[int, ...]] = {}
     changed = []
-    for plan in [Plan(cfg, None, 0)] + ([Plan(cfg, "mtp", a.drafts)] if a.drafts else []):
+    plain = Plan(cfg, None, 0, kernels=usable_kernels(cfg, jax.default_backend()))
+    drafting = [replace(plain, speculation="mtp", drafts=a.drafts)] if a.drafts else []
+    for plan in [plain, *drafting]:
         with compilation() as compiled:
             engine = build(params, plan, a.batch, a.context)
             for rows in dict.fromkeys((1, a.batch)):

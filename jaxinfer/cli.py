@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from jaxinfer.commands import bench
+
 # The modules under `jaxinfer.commands` are imported by the command that runs: they bring in JAX,
 # which takes seconds, and `jaxinfer --help` should not.
 
@@ -36,6 +38,8 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(bench.app, name="bench")
 
 
 @app.callback()
@@ -339,3 +343,49 @@ def convert(
     from jaxinfer.commands import convert
 
     convert.run(source, destination)
+
+
+Contracts = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME]...", help="Operations, or how their names begin; none: all."),
+]
+
+
+@app.command()
+def verify(
+    names: Contracts = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the random inputs.  [default: another each time]")
+    ] = None,
+) -> None:
+    """Hold every operation to its contract, in all ways that this machine can.
+
+    On a CPU kernels are interpreted on small shapes and, with JAX's CUDA plugin installed, compiled
+    for an H200; on a GPU they run on real shapes and are timed. The name `decode_step` compiles
+    the whole step at full size.
+
+    Example: `jaxinfer verify linear`
+    """
+    from jaxinfer.commands import verify
+
+    verify.run(tuple(names or ()), seed)
+
+
+@app.command()
+def tune(
+    names: Contracts = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(help="The table for the winners.  [default: the package's own]"),
+    ] = None,
+    knowledge: Annotated[Path, typer.Option(help="The directory for what is learnt.")] = Path(
+        "docs/knowledge"
+    ),
+) -> None:
+    """Find the fastest candidates and block sizes of operations on the GPU at hand.
+
+    Example: `jaxinfer tune linear_fp8`
+    """
+    from jaxinfer.commands import tune
+
+    tune.run(tuple(names or ()), tuned, knowledge)

@@ -54,7 +54,19 @@ def decode_mode(kernels: frozenset[str] = frozenset(), interpret: bool = False) 
 
 
 def usable_kernels(cfg: Config, backend: str) -> frozenset[str]:
-    """The families that can be used for a model on a backend: all on a GPU, in bfloat16."""
-    if backend != "gpu" or cfg.dtype != "bfloat16":
-        return frozenset()
-    return frozenset(FAMILIES)
+    """The families that can be used for a model on a backend.
+
+    All on a GPU, for models in bfloat16 whose sizes are powers of two; none otherwise.
+    """
+    sizes = (
+        cfg.hidden_size,
+        cfg.head_dim,
+        cfg.linear_key_head_dim,
+        cfg.linear_value_head_dim,
+        cfg.num_experts,
+        cfg.num_experts_per_tok,
+        cfg.moe_intermediate_size,
+        cfg.shared_expert_intermediate_size,
+    )
+    fit = cfg.dtype == "bfloat16" and all(n & (n - 1) == 0 for n in sizes)
+    return frozenset(FAMILIES) if backend == "gpu" and fit else frozenset()

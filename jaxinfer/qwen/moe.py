@@ -10,7 +10,7 @@ from jaxinfer.qwen.config import Config
 from jaxinfer.qwen.mode import Mode
 from jaxinfer.qwen.params import Moe
 from jaxinfer.qwen.products import form, normed_products
-from pallas_kernels import Impl, dequantise, each, linear, rowwise, take
+from pallas_kernels import Dense, Impl, Observed, dequantise, each, linear, rowwise, take
 from pallas_kernels.experts import expert_inner, expert_outer
 from pallas_kernels.grouped_experts import grouped_experts
 from pallas_kernels.matmul import matmul, place
@@ -20,7 +20,7 @@ from pallas_kernels.routing import route, swiglu
 
 def moe(p: Moe, layer: int, cfg: Config, x: jax.Array, mode: Mode) -> jax.Array:
     """`x + routed(h) + sigmoid(h · gate) · shared(h)` with `h = norm(x)`, for `x [B, T, D]`."""
-    impl = mode.impl("experts")
+    impl = mode.impl("experts") if _fit(p, layer) else "plain"
     if impl != "plain" and not mode.chunked:
         return _few_rows(p, layer, cfg, x, impl)
     projections = (p.router, p.shared_gate)
@@ -39,6 +39,17 @@ def moe(p: Moe, layer: int, cfg: Config, x: jax.Array, mode: Mode) -> jax.Array:
     else:
         routed = rowwise(lambda *a: _row_by_row(p, layer, mode, *a), None, h, chosen, weights)
     return x + (routed + shared).astype(x.dtype)
+
+
+def _fit(p: Moe, layer: int) -> bool:
+    """Whether the kernels take these formats: experts' inputs stay as they are, routers too."""
+    experts = (p.gate_up, p.down, p.shared_gate_up, p.shared_down)
+    if any(isinstance(w, Observed) for w in (*experts, p.router, p.shared_gate)):
+        return False
+    routers = (place(w, layer)[0] for w in (p.router, p.shared_gate))
+    return all(form(w, layer).scale is None for w in experts) and all(
+        isinstance(w, Dense) for w in routers
+    )
 
 
 def _few_rows(p: Moe, layer: int, cfg: Config, x: jax.Array, impl: Impl) -> jax.Array:

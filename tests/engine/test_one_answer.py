@@ -126,7 +126,7 @@ DEFAULTS = {
     "snapshots": 12,
     "prefill_budget": 64,
 }
-BRIEFLY = ("3 MTP drafts", "preempted")
+BRIEFLY = ("3 MTP drafts",)
 """What the second model is put through: the rest depends on its format in no other way."""
 
 

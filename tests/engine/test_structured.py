@@ -155,7 +155,7 @@ def test_an_engine_that_never_drafts_says_the_same_in_fewer_steps_than_tokens(
     }
     plain = build("tiny_qwen", None, 0, 7, **options)
     drafting = build("tiny_qwen", "mtp", 4, 7, **options, steps=4)
-    jobs = [(code[:30], params) for params in all_cases()]
+    jobs = [(code[:30], params) for params in all_cases()[:4]]
     expected = answers(plain, jobs)
     assert bits(answers(drafting, jobs)) == bits(expected)
     counters = plain.stats().counters

@@ -1,4 +1,7 @@
-"""The model through interpreted kernels computes what it does in plain JAX."""
+"""Verify steps through interpreted kernels compute what they do in plain JAX.
+
+Prefill is left to the kernels' own tests: interpreting it takes a minute.
+"""
 
 from dataclasses import replace
 
@@ -10,7 +13,7 @@ import pytest
 from checkpoints import load, resolve
 from jaxinfer.qwen import model
 from jaxinfer.qwen.config import FULL, LINEAR, Config
-from jaxinfer.qwen.mode import FAMILIES, decode_mode, prefill_mode
+from jaxinfer.qwen.mode import FAMILIES, decode_mode
 from jaxinfer.qwen.params import Params, init, nvidia_mix
 from jaxinfer.qwen.state import Pieces, Rows, State, init_state, own_pages
 
@@ -40,9 +43,8 @@ def run(cfg: Config, params: Params, kernels: frozenset[str]) -> tuple[list[jax.
 
     @jax.jit
     def prefill(params: Params, state: State) -> tuple[jax.Array, State]:
-        mode = prefill_mode(kernels, interpret=True)
         x, positions = model.embed(params, cfg, tokens), model.text_positions(pieces.start, 64)
-        return model.prefill(params, cfg, x, state, pieces, positions, mode)
+        return model.prefill(params, cfg, x, state, pieces, positions)
 
     @jax.jit
     def verify(params: Params, state: State, tokens: jax.Array) -> tuple[jax.Array, State]:
@@ -51,15 +53,15 @@ def run(cfg: Config, params: Params, kernels: frozenset[str]) -> tuple[list[jax.
         hidden, state = model.decode(params, cfg, x, state, rows, active, mode)
         return model.logits(params, hidden, mode), model.accept(state, rows, jnp.ones(1, jnp.int32))
 
-    hidden, state = prefill(params, init_state(cfg, 1, 3, 2))
-    out = [hidden[0], hidden[1, :30]]
+    _, state = prefill(params, init_state(cfg, 1, 3, 2))
+    out = []
     for start in (3, 5):
         scores, state = verify(params, state, tokens[:1, start : start + 2])
         out.append(scores)
     return out, state
 
 
-def test_prefill_verify_and_replay(small: tuple[Config, Params]) -> None:
+def test_verify_and_replay(small: tuple[Config, Params]) -> None:
     ours, state = run(*small, frozenset(FAMILIES))
     plain, expected = run(*small, frozenset())
     for a, b in zip(ours, plain, strict=True):

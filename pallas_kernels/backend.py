@@ -13,8 +13,8 @@ from jax.experimental.pallas import triton as plt
 Impl = Literal["plain", "kernel", "interpret"]
 """The plain-jnp reference, the kernel on a GPU, or the kernel's interpretation on any device."""
 
-# Pallas' Triton backend has the cheapest launch measured and will go one day; each kernel stands
-# behind a function with a reference, so that it can be written anew.
+# Pallas' Triton backend launches cheaply and will go one day; each kernel stands behind a function
+# with a reference, so that it can be written anew.
 warnings.filterwarnings("ignore", message=".*Triton.*", category=DeprecationWarning, module="jax")
 
 

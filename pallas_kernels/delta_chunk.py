@@ -12,9 +12,10 @@ With `c` the running sum of the log decay `g` within a piece and `D_ij = exp(c_i
 `delta_step` for q, k, v, g and β, and for what becomes of `O`.
 
 Four kernels: the convolution; what does not need the state, for all pieces and heads at once; the
-state, piece after piece; the output norm. The state keeps float32's bits on the tensor cores: a
-float32 matrix is a sum of three bfloat16 ones, and q and k are one each but for a factor a row,
-which is set aside. Models of other types than bfloat16 are multiplied in float32.
+state, piece after piece, and the convolution's last inputs; the output norm. The state keeps
+float32's bits on the tensor cores: a float32 matrix is a sum of three bfloat16 ones, and q and k
+are one each but for a factor a row, which is set aside. Models of other types than bfloat16 are
+multiplied in float32.
 """
 
 from functools import partial
@@ -22,13 +23,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.backend import Impl, triton_call
-from pallas_kernels.delta_step import L2_EPS, Dims, gated, gated_norm, gates, traced, unit
+from pallas_kernels.backend import Impl, as_data, triton_call
+from pallas_kernels.delta_step import L2_EPS, Dims, gated, gates, traced, unit
+from pallas_kernels.normed import Form, formed, store
+from pallas_kernels.normed_rows import wide_type
 from pallas_kernels.rows import rowwise, sealed
 from pallas_kernels.triangular import BLOCK, solve_unit_lower
 
@@ -46,11 +48,11 @@ class Chunks(NamedTuple):
     """What the pieces of a call return.
 
     Attributes:
-        y: `[P, 64, Hv·dv]` in the type of z, the input of the output projection; past `valid`
-            meaningless.
+        y: `[P, 64, Hv·dv]` in the type of z, or in a form with E4M3 in float16: the input of the
+            output projection; past `valid` meaningless.
         recurrent: `[Lg, R, Hv, dk, dv]`, with the state after the pieces at their snapshots, and
             after the last piece of each sequence at its slot; nothing is kept at scratch.
-        conv: `[P, W-1, C]` the inputs of the convolution before what follows each piece.
+        conv: `[Lg, R, W-1, C]`, with the inputs of the convolution before what follows, likewise.
     """
 
     y: jax.Array
@@ -93,11 +95,11 @@ def delta_chunks(
     scratch: int,
     eps: float,
     impl: Impl,
+    form: Form | None = None,
     tile_v: int = 32,
     tile_c: int = 128,
-    warps: tuple[int, int, int] = (4, 4, 4),
+    warps: tuple[int, int, int, int] = (4, 4, 4, 8),
     stages: int = 2,
-    norm_tile: int = 16,
 ) -> Chunks:
     """Run pieces of 64 tokens.
 
@@ -114,23 +116,24 @@ def delta_chunks(
         dt_bias: `[Lg, Hv]`.
         o_norm: `[Lg, dv]`.
         layer: index into the stacks and pools.
-        conv: `[Lg, R, W-1, C]` inputs of the convolution before what comes next.
+        conv: `[Lg, R, W-1, C]` inputs of the convolution before what comes next; donate it.
         recurrent: `[Lg, R, Hv, dk, dv]` float32; donate it.
         places: where the pieces belong.
         scratch: the entry that nobody reads.
         eps: of the output norm.
         impl: how to run it.
+        form: in which the output projection wants `y`; None for as it is.
         tile_v: columns of the state a program of the third kernel.
         tile_c: channels a program of the convolution; it must divide their number.
-        warps: warps a program of the first three kernels.
+        warps: warps a program of each kernel.
         stages: pieces whose loads the third kernel keeps in flight.
-        norm_tile: rows a program of the output norm.
     """
     weights = (conv_weight, A_log, dt_bias, o_norm)
     if impl == "plain":
-        return _reference(
+        done = _reference(
             x, a, b, z, *weights, layer, conv, recurrent, places, scratch=scratch, eps=eps
         )
+        return done if form is None else done._replace(y=formed(done.y, form))
     dims, pieces = Dims.of(recurrent, x), x.shape[0]
     goes_on = _goes_on(places)
     ends = jnp.append(~goes_on[1:], True)
@@ -141,9 +144,11 @@ def delta_chunks(
         jnp.where(ends & (places.slot != scratch), places.slot, _NOWHERE),
         jnp.where(places.snapshot != scratch, places.snapshot, _NOWHERE),
     )
+    # The layer, and the number of pieces, which must be compiled alike for one and for many.
+    index = as_data(layer, pieces, form.index if form else 0)
     mixed = triton_call(
-        partial(_convolve, layer, tile_c),
-        *(x, conv_weight, conv, entries[0]),
+        partial(_convolve, tile_c),
+        *(index, x, conv_weight, conv, entries[0]),
         grid=(x.shape[-1] // tile_c, pieces),
         out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
         impl=impl,
@@ -157,8 +162,8 @@ def delta_chunks(
     else:
         solve, scores = [matrix], [matrix]
     prepared = triton_call(
-        partial(_prepare, dims, layer, impl, len(solve)),
-        *(mixed, a, b, A_log, dt_bias, places.valid),
+        partial(_prepare, dims, impl, len(solve)),
+        *(index, mixed, a, b, A_log, dt_bias, places.valid),
         grid=(dims.Hv, pieces),
         out_shape=(
             *solve,
@@ -170,24 +175,54 @@ def delta_chunks(
         warps=warps[1],
     )
     tile_v = min(tile_v, dims.dv)
-    # The number of pieces is read from memory: one piece must be compiled like many.
-    count = jnp.asarray(np.full(1, pieces, np.int32))
-    o, recurrent = triton_call(
-        partial(_advance, dims, layer, impl, len(solve), tile_v),
-        *(recurrent, mixed, *prepared, *entries, count),
+    o, recurrent, conv = triton_call(
+        partial(_advance, dims, impl, len(solve), tile_v),
+        *(index, recurrent, conv, x, mixed, *prepared, *entries, places.valid),
         grid=(dims.dv // tile_v, dims.Hv),
         out_shape=(
             jax.ShapeDtypeStruct(z.shape, jnp.float32),
             jax.ShapeDtypeStruct(recurrent.shape, recurrent.dtype),
+            jax.ShapeDtypeStruct(conv.shape, conv.dtype),
         ),
         impl=impl,
         name="delta_advance",
         warps=warps[2],
         stages=stages,
-        aliases={0: 1},
+        aliases={1: 1, 2: 2},
     )
-    y = gated_norm(o, z, o_norm, layer, eps=eps, impl=impl, tile=norm_tile)
-    return Chunks(y, recurrent, _windows_after(x, layer, conv, places))
+    return Chunks(_gate(index, o, z, o_norm, eps, form, impl, warps[3]), recurrent, conv)
+
+
+def _gate(
+    index: jax.Array,
+    o: jax.Array,
+    z: jax.Array,
+    o_norm: jax.Array,
+    eps: float,
+    form: Form | None,
+    impl: Impl,
+    warps: int,
+) -> jax.Array:
+    """The output norm: a program is a row."""
+    args, tree = jax.tree.flatten((index, o, z, o_norm, form and form.scale))
+
+    def body(*refs: Any) -> None:
+        index, o, z, o_norm, scales = jax.tree.unflatten(tree, refs[:-1])
+        lead, v = (pl.program_id(0), pl.program_id(1)), jnp.arange(o_norm.shape[-1])[None]
+        k = jnp.arange(o.shape[-1] // v.size)[:, None] * v.size + v
+        scale = plt.load(o_norm.at[index[0], v])
+        y = gated(plt.load(o.at[*lead, k]), plt.load(z.at[*lead, k]), scale, eps)
+        store(refs[-1], lead, k, y, form, scales, index[2])
+
+    return triton_call(
+        body,
+        *args,
+        grid=o.shape[:2],
+        out_shape=jax.ShapeDtypeStruct(z.shape, wide_type(form, z.dtype)),
+        impl=impl,
+        name="delta_gate",
+        warps=warps,
+    )
 
 
 def _goes_on(places: Places) -> jax.Array:
@@ -195,26 +230,10 @@ def _goes_on(places: Places) -> jax.Array:
     return jnp.append(False, places.slot[1:] == places.slot[:-1])
 
 
-def _windows_after(x: jax.Array, layer: int, conv: jax.Array, places: Places) -> jax.Array:
-    """`[P, W-1, C]` the last inputs of the convolution among a sequence's valid tokens."""
-    pieces, before = x.shape[0], conv.shape[2]
-    number = jnp.arange(pieces)
-    begins = jnp.where(_goes_on(places), 0, number)
-    until = number <= number[:, None]
-    first = jnp.max(jnp.where(until, begins, 0), axis=1)
-    ours = until & (number >= first[:, None])
-    tokens = jnp.sum(jnp.where(ours, places.valid, 0), axis=1)
-    at = tokens[:, None] - before + jnp.arange(before)
-    held = conv[layer, places.source[first][:, None], jnp.clip(at + before, 0, before - 1)]
-    held = jnp.where((places.start[first] > 0)[:, None, None], held, 0)
-    rows = x.reshape(-1, x.shape[-1])[first[:, None] * CHUNK + jnp.maximum(at, 0)]
-    return jnp.where((at >= 0)[..., None], rows, held)
-
-
-def _convolve(number: int, tile: int, *refs: Any) -> None:
-    x, conv_weight, conv, source, out = refs
+def _convolve(tile: int, *refs: Any) -> None:
+    index, x, conv_weight, conv, source, out = refs
     piece, before = pl.program_id(1), conv.shape[2]
-    layer, entry = traced(number), plt.load(source.at[piece])
+    layer, entry = index[0], plt.load(source.at[piece])
     columns = pl.program_id(0) * tile + jnp.arange(tile)
     step = jnp.arange(CHUNK)
     y = jnp.zeros((CHUNK, tile), jnp.float32)
@@ -265,12 +284,12 @@ def _product(a: list[jax.Array], b: list[jax.Array], impl: Impl) -> jax.Array:
     return sum(terms[1:], start=terms[0])
 
 
-def _prepare(dims: Dims, number: int, impl: Impl, split: int, *refs: Any) -> None:
-    (mixed, a, b, A_log, dt_bias, valid), refs = refs[:6], refs[6:]
+def _prepare(dims: Dims, impl: Impl, split: int, *refs: Any) -> None:
+    (index, mixed, a, b, A_log, dt_bias, valid), refs = refs[:7], refs[7:]
     *matrices, decays_out = refs
     solve_out, scores_out = matrices[:split], matrices[split:]
     head, piece = pl.program_id(0), pl.program_id(1)
-    layer, step = traced(number), jnp.arange(CHUNK)
+    layer, step = index[0], jnp.arange(CHUNK)
     of_q, of_k, _ = dims.channels(head)
     raw = plt.load(a.at[piece, :, head]), plt.load(b.at[piece, :, head])
     gate = gates(*raw, plt.load(A_log.at[layer, head]), plt.load(dt_bias.at[layer, head]))
@@ -340,18 +359,38 @@ def _invert(a: jax.Array, dtype: jnp.dtype, impl: Impl) -> jax.Array:
     return inverse
 
 
-def _advance(dims: Dims, number: int, impl: Impl, split: int, tile_v: int, *refs: Any) -> None:
-    (recurrent, mixed), refs = refs[:2], refs[2:]
-    *matrices, decays, source, slots, snapshots, count, o_out, recurrent_out = refs
+def _advance(dims: Dims, impl: Impl, split: int, tile_v: int, *refs: Any) -> None:
+    (index, recurrent, conv, x, mixed), refs = refs[:5], refs[5:]
+    *matrices, decays, source, slots, snapshots, valid, o_out, recurrent_out, conv_out = refs
     solve_in, scores_in = matrices[:split], matrices[split:]
     tile, head = pl.program_id(0), pl.program_id(1)
-    layer, dtype = traced(number), mixed.dtype
+    layer, dtype = index[0], mixed.dtype
     kinds = [traced(i) for i in range(4)]
     columns = pl.ds(tile * tile_v, tile_v)
     channels = dims.channels(head, tile * tile_v, tile_v)
+    # Each program also keeps some of the convolution's channels.
+    share = -(-conv.shape[3] // (dims.Hv * dims.dv // tile_v))
+    within = jnp.arange(pl.next_power_of_2(share))[None]
+    channel = (tile * dims.Hv + head) * share + within
+    mine = (within < share) & (channel < conv.shape[3])
 
-    def piece(p: jax.Array, state: jax.Array) -> jax.Array:
+    def window(first: jax.Array, tokens: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
+        """Steps, inputs and mask of those before what follows so many tokens since a piece."""
+        before = conv.shape[2]
+        step = jnp.arange(pl.next_power_of_2(before))[:, None]
+        at, there = tokens - before + step, mine & (step < before)
+        row, held = first * CHUNK + jnp.maximum(at, 0), plt.load(source.at[first])
+        place = row // CHUNK, row % CHUNK, channel
+        new = plt.load(x.at[place], mask=there & (at >= 0), other=0.0)
+        place = layer, jnp.maximum(held, 0), jnp.clip(at + before, 0, before - 1), channel
+        old = plt.load(conv.at[place], mask=there & (at < 0) & (held >= 0), other=0.0)
+        return step, jnp.where(at >= 0, new, old), there
+
+    def piece(p: jax.Array, carry: tuple) -> tuple:
+        state, first, tokens = carry
         entry = plt.load(source.at[p])
+        first = jnp.where(entry == _GOES_ON, first, p)
+        tokens = jnp.where(entry == _GOES_ON, tokens, 0) + plt.load(valid.at[p])
 
         def begin(_: jax.Array) -> jax.Array:
             mask = jnp.full(state.shape, entry >= 0)
@@ -380,11 +419,13 @@ def _advance(dims: Dims, number: int, impl: Impl, split: int, tile_v: int, *refs
             @pl.when(goal >= 0)
             def _(goal: jax.Array = goal) -> None:
                 plt.store(recurrent_out.at[layer, goal, head, :, columns], state)
+                step, inputs, there = window(first, tokens)
+                plt.store(conv_out.at[layer, goal, step, channel], inputs, mask=there)
 
-        return state
+        return state, first, tokens
 
-    start = jnp.zeros((dims.dk, tile_v), jnp.float32)
-    lax.fori_loop(0, plt.load(count.at[kinds[0]]), piece, start)
+    start = jnp.zeros((dims.dk, tile_v), jnp.float32), traced(0), traced(0)
+    lax.fori_loop(0, index[1], piece, start)
 
 
 class _Memory(NamedTuple):
@@ -443,10 +484,11 @@ def _reference(
     ends = jnp.append(~goes_on[1:], True)
     for entry in (jnp.where(ends, places.slot, scratch), places.snapshot):
         recurrent = recurrent.at[layer, entry].set(after.recurrent)
+        conv = conv.at[layer, entry].set(after.conv)
     y = rowwise(
         lambda o, z: gated(o, z, o_norm[layer], eps), CHUNK, o, z.reshape(*z.shape[:2], dims.Hv, -1)
     )
-    return Chunks(y.reshape(z.shape), recurrent, after.conv)
+    return Chunks(y.reshape(z.shape), recurrent, conv)
 
 
 def _chunk(

@@ -1,19 +1,23 @@
-"""Mixture of experts for few rows, each through its own experts and the shared one.
+"""Mixture of experts for the rows of a decode step: an expert's weights are read once for them all.
 
 For a row with router logits `l` let `e_1 … e_k` be the `k` experts of the largest, of equal ones
 the lower first, and `w_j = exp(l_{e_j}) / Σ_i exp(l_{e_i})` (softmax over all, renormalised). Then
 
     inner_j = silu(h G_jᵀ) · (h U_jᵀ)                                (`expert_inner`)
-    y = x + Σ_j w_j inner_j D_jᵀ + sigmoid(gate) · inner_s D_sᵀ      (`expert_outer`)
+    part_j = w_j inner_j D_jᵀ                                        (`expert_outer`)
+    y = x + Σ_j part_j + sigmoid(gate) · inner_s D_sᵀ                (`expert_sum`)
 
 with `[G; U]` an expert's `gate_up` and `s` the shared expert, which has a logit `gate` of its own.
-Both kernels choose the experts themselves: that takes less time than starting another kernel. The
-second treats the experts of a row as parts of one product, see `pallas_kernels.products`.
+Before all that `pallas_kernels.expert_choice` lists the pairs of row and choice that are sent to
+each expert: a program multiplies a tile of one expert's weights with several pairs at once. How
+products are cut and added up is said in `pallas_kernels.expert_tiles`, so that a row has the same
+bits whatever the others are, and in every kernel that keeps to it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,343 +26,394 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.backend import Impl, as_data, triton_call
-from pallas_kernels.matmul import in_order, place, placed_at, scales, words
-from pallas_kernels.products import columns, diagonal, product, shape
-from pallas_kernels.projection import natural, split
+from pallas_kernels.expert_choice import Choice, choose_experts
+from pallas_kernels.expert_rows import expert_rows
+from pallas_kernels.expert_tiles import (
+    DOWN,
+    SHARED_DOWN,
+    SHARED_UP,
+    UP,
+    Cut,
+    Tiling,
+    activated,
+    gate_and_up,
+    tiling,
+)
+from pallas_kernels.matmul import place, placed_at, scales, words
+from pallas_kernels.products import (
+    Columns,
+    columns,
+    diagonal,
+    gathered,
+    product,
+    product_at_once,
+    shape,
+    tree_of,
+    width,
+)
+from pallas_kernels.projection import natural
 from pallas_kernels.routing import route, swiglu
-from pallas_kernels.weights import Weight, linear
+from pallas_kernels.weights import Dense, linear
+
+ALONE = 4
+"""The most rows that each go to their experts by themselves."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a half of the experts is cut.
+    """How the work is cut, within what `expert_tiles` leaves open.
 
     Attributes:
-        rows: of a weight a program takes.
-        parts: into which K is split among the rows of a tile.
-        step: elements of a part that are loaded together, at most.
+        up: rows of an expert's gate a program takes, and as many of its up.
+        up_pairs: pairs of row and choice that it multiplies them with at once.
+        down: rows of an expert's `down` a program takes.
+        down_pairs: pairs that it multiplies them with at once.
+        down_step: input features that it loads together.
+        shared: rows that the shared expert is multiplied with at once.
         warps: a program.
+        stages: steps on their way from memory; 1 to have a tile in registers before multiplying.
     """
 
-    rows: int = 8
-    parts: int = 8
-    step: int = 512
-    warps: int = 4
+    up: int = 32
+    up_pairs: int = 8
+    down: int = 128
+    down_pairs: int = 16
+    down_step: int = 256
+    shared: int = 8
+    warps: int = 8
+    stages: int = 5
 
 
-INNER, OUTER = Tiles(step=256), Tiles(parts=4)
-"""The fastest of those tried on an H200."""
+class Layer(NamedTuple):
+    """A layer's experts: stacks, or references to them.
+
+    Attributes:
+        up: `[L, E, 2I, D]`, NVFP4 or unquantised.
+        shared_up: the shared expert's, `[L, 2S, D]`.
+        down: `[L, E, D, I]`.
+        shared_down: `[L, D, S]`.
+    """
+
+    up: Any
+    shared_up: Any
+    down: Any
+    shared_down: Any
 
 
-def inner_reference(
+def reference(
+    x: jax.Array,
     h: jax.Array,
     h_shared: jax.Array,
     logits: jax.Array,
-    gate_up: Weight,
-    shared: Weight,
-    layer: int,
-    k: int,
-    after: tuple[type, type],
-) -> jax.Array:
-    """See `expert_inner`."""
-    h, h_shared = (
-        natural(x, type(place(w, layer)[0])) for x, w in ((h, gate_up), (h_shared, shared))
-    )
-
-    def one(row: tuple[jax.Array, ...]) -> jax.Array:
-        h, h_shared, chosen = row[0][None], row[1][None], row[2]
-        parts = [swiglu(linear(h, gate_up, (layer, chosen[j])))[0] for j in range(k)]
-        parts = [in_order(part, after[0]) for part in parts]
-        last = swiglu(linear(h_shared, shared, layer))[0]
-        return jnp.concatenate([*parts, in_order(last, after[1])])
-
-    return lax.map(one, (h, h_shared, route(logits, k)[0]))
-
-
-def outer_reference(
-    x: jax.Array,
-    inner: jax.Array,
-    logits: jax.Array,
     gate: jax.Array,
-    down: Weight,
-    shared: Weight,
+    weights: Layer,
     layer: int,
     k: int,
 ) -> jax.Array:
-    """See `expert_outer`."""
-    kinds = [type(place(w, layer)[0]) for w in (down, shared)]
-    width = shape(place(down, layer)[0])[1]
+    """See `experts`."""
+    kinds = [type(place(w, layer)[0]) for w in (weights.up, weights.shared_up)]
+    h, h_shared = (natural(rows, kind) for rows, kind in zip((h, h_shared), kinds, strict=True))
 
     def one(row: tuple[jax.Array, ...]) -> jax.Array:
-        inner, chosen, weights, gate = row
-        last = natural(inner[None, k * width :], kinds[1])
-        y = jax.nn.sigmoid(gate.astype(jnp.float32)) * linear(last, shared, layer, jnp.float32)
+        h, h_shared, gate = (entry[None] for entry in row[:3])
+        inner = swiglu(linear(h_shared, weights.shared_up, layer))
+        last = linear(inner, weights.shared_down, layer, jnp.float32)
+        y = jax.nn.sigmoid(gate.astype(jnp.float32)) * last
         for j in range(k):
-            part = natural(inner[None, j * width : (j + 1) * width], kinds[0])
-            y = y + weights[j] * linear(part, down, (layer, chosen[j]), jnp.float32)
+            at = layer, row[3][j]
+            inner = swiglu(linear(h, weights.up, at))
+            y = y + row[4][j] * linear(inner, weights.down, at, jnp.float32)
         return y[0]
 
-    return x + lax.map(one, (inner, *route(logits, k), gate)).astype(x.dtype)
+    return x + lax.map(one, (h, h_shared, gate, *route(logits, k))).astype(x.dtype)
 
 
-def expert_inner(
-    h: jax.Array,
-    h_shared: jax.Array,
-    logits: jax.Array,
-    gate_up: Weight,
-    shared: Weight,
-    layer: int,
-    k: int,
-    after: tuple[type, type],
-    *,
-    impl: Impl,
-    tiles: Tiles = INNER,
-) -> jax.Array:
-    """The first half of the experts that each row is sent to.
-
-    Args:
-        h: normed rows `[R, D]` bfloat16, in the order of `gate_up`'s kind.
-        h_shared: the same in the order of `shared`'s.
-        logits: of the router, `[R, E]` bfloat16.
-        gate_up: `[L, E, 2I, D]`, NVFP4 or unquantised.
-        shared: the shared expert's, `[L, 2S, D]`.
-        layer: which of the stacks' layers.
-        k: experts a row, a power of two.
-        after: kinds of the weights that follow, routed and shared, in whose order the result is.
-        impl: how to compute.
-        tiles: see `Tiles`; of gate, and as much again of up.
-
-    Returns:
-        `[R, k·I + S]`: the chosen experts' in the order of choice, then the shared one's.
-    """
-    if impl == "plain":
-        return inner_reference(h, h_shared, logits, gate_up, shared, layer, k, after)
-    (routed, at), (one, at_one) = (place(w, layer) for w in (gate_up, shared))
-    return _inner(
-        *(as_data(at, at_one), h, h_shared, logits, routed, one),
-        k=k,
-        after=after,
-        impl=impl,
-        tiles=tiles,
-    )
-
-
-@partial(jax.jit, static_argnames=("k", "after", "impl", "tiles"))
-def _inner(
-    index: jax.Array,
-    h: jax.Array,
-    h_shared: jax.Array,
-    logits: jax.Array,
-    routed: Any,
-    shared: Any,
-    *,
-    k: int,
-    after: tuple[type, type],
-    impl: Impl,
-    tiles: Tiles,
-) -> jax.Array:
-    halves = [shape(w)[0] // 2 for w in (routed, shared)]
-    counts = [n // tiles.rows for n in halves]
-    flat, tree = jax.tree.flatten((index, h, h_shared, logits, words(routed), words(shared)))
-    R, D = h.shape[0], shape(routed)[1]
-
-    def body(*refs: Any) -> None:
-        index, h, h_shared, logits, routed, shared = jax.tree.unflatten(tree, refs[:-1])
-        out, tile, r = refs[-1], pl.program_id(0), pl.program_id(1)
-        half = partial(_half, out, r, D=D, R=R, impl=impl, tiles=tiles)
-        of_routed = k * counts[0]
-
-        @pl.when(tile < of_routed)
-        def _() -> None:
-            choice = tile // counts[0]
-            keys = lax.fori_loop(0, choice, lambda _, keys: _rest(keys), _keys(logits, r))
-            at, to = (index[0], _expert(jnp.max(keys))), choice * halves[0]
-            half(h, routed, at, tile - choice * counts[0], to, halves[0], after[0])
-
-        @pl.when(tile >= of_routed)
-        def _() -> None:
-            to = jnp.int32(k * halves[0])
-            half(h_shared, shared, (index[1],), tile - of_routed, to, halves[1], after[1])
-
-    return triton_call(
-        body,
-        *flat,
-        grid=(k * counts[0] + counts[1], R),
-        out_shape=jax.ShapeDtypeStruct((R, k * halves[0] + halves[1]), h.dtype),
-        impl=impl,
-        name="expert_inner",
-        warps=tiles.warps,
-    )
-
-
-def _half(
-    out: Any,
-    r: jax.Array,
-    h: Any,
-    w: Any,
-    at: tuple,
-    tile: jax.Array,
-    to: jax.Array,
-    height: int,
-    after: type,
-    *,
-    D: int,
-    R: int,
-    impl: Impl,
-    tiles: Tiles,
-) -> None:
-    """Some rows of gate and of up of one expert with one row of inputs."""
-    rows = tiles.rows
-    parts, steps = split(tiles.parts, tiles.step, D, type(w))
-    m, stride = jnp.arange(parts * rows), D // parts
-    inputs = columns(h, r, R, 1, parts, stride)
-
-    def one(start: jax.Array) -> jax.Array:
-        y = product(w, at, start + m % rows, m // rows, stride, steps, inputs, impl)
-        y = diagonal(y, parts, 1).reshape(rows)
-        scale = scales(w, at, start + jnp.arange(rows), 2 * height, impl)
-        # Rounded where the plain path rounds.
-        return (y if scale is None else y * scale).astype(h.dtype).astype(jnp.float32)
-
-    gate, up = one(tile * rows), one(height + tile * rows)
-    gate = (gate * jax.nn.sigmoid(gate)).astype(h.dtype).astype(jnp.float32)
-    place = to + placed_at(after, tile * rows + jnp.arange(rows), height)
-    plt.store(out.at[r, place], (gate * up).astype(out.dtype))
-
-
-def expert_outer(
+def experts(
     x: jax.Array,
-    inner: jax.Array,
+    h: jax.Array,
+    h_shared: jax.Array,
     logits: jax.Array,
     gate: jax.Array,
-    down: Weight,
-    shared: Weight,
+    weights: Layer,
     layer: int,
     k: int,
     *,
     impl: Impl,
-    tiles: Tiles = OUTER,
+    tiles: Tiles | None = None,
 ) -> jax.Array:
-    """The second half, weighted and added to the residual stream.
+    """Send rows through their experts and the shared one.
 
     Args:
-        x: `[R, D]`.
-        inner: from `expert_inner`, `[R, k·I + S]`, in the orders of `down` and `shared`.
-        logits: of the router, `[R, E]` bfloat16.
-        gate: the shared expert's logit `[R, 1]`.
-        down: `[L, E, D, I]`, NVFP4 or unquantised.
-        shared: the shared expert's, `[L, D, S]`.
+        x: residual stream `[R, D]`.
+        h: normed rows `[R, D]` bfloat16, in the order of `weights.up`'s kind.
+        h_shared: the same in the order of `weights.shared_up`'s.
+        logits: of the router, `[R, E]` bfloat16, `E` a power of two.
+        gate: the shared expert's logit, `[R, 1]`.
+        weights: see `Layer`.
         layer: which of the stacks' layers.
         k: experts a row, a power of two.
         impl: how to compute.
-        tiles: see `Tiles`; `parts` is for the shared expert.
+        tiles: see `Tiles`; None for those, or for the kernels of `pallas_kernels.expert_rows` where
+            they are faster.
 
     Returns:
         `[R, D]`.
     """
     if impl == "plain":
-        return outer_reference(x, inner, logits, gate, down, shared, layer, k)
-    (routed, at), (one, at_one) = (place(w, layer) for w in (down, shared))
-    args = (as_data(at, at_one), x, inner, logits, gate, routed, one)
-    return _outer(*args, k=k, impl=impl, tiles=tiles)
+        return reference(x, h, h_shared, logits, gate, weights, layer, k)
+    stacks, at = zip(*(place(w, layer) for w in weights), strict=True)
+    args = as_data(*at), x, h, h_shared, logits, gate, Layer(*stacks)
+    return _launch(*args, k=k, impl=impl, tiles=tiles)
 
 
 @partial(jax.jit, static_argnames=("k", "impl", "tiles"))
-def _outer(
+def _launch(
     index: jax.Array,
     x: jax.Array,
-    inner: jax.Array,
+    h: jax.Array,
+    h_shared: jax.Array,
     logits: jax.Array,
     gate: jax.Array,
-    routed: Any,
-    shared: Any,
+    stacks: Layer,
     *,
+    k: int,
+    impl: Impl,
+    tiles: Tiles | None,
+) -> jax.Array:
+    if tiles is None and x.shape[0] <= ALONE:
+        return expert_rows(x, h, h_shared, logits, gate, stacks, index, k=k, impl=impl)
+    tiles, choice = tiles or Tiles(), choose_experts(logits, k, impl)
+    args = choice, stacks, index, k, impl, tiles
+    inner = _inner(h, h_shared, *args)
+    return _sum(x, _outer(inner, *args), gate, impl)
+
+
+# --- the two products -----------------------------------------------------------------------------
+
+Pairs = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+"""From slots `[n]` of a tile to the pairs in them `[n]` int32, and which of them there are."""
+
+
+def _inner(
+    h: jax.Array,
+    h_shared: jax.Array,
+    choice: Choice,
+    w: Layer,
+    index: jax.Array,
     k: int,
     impl: Impl,
     tiles: Tiles,
 ) -> jax.Array:
-    width, S = shape(routed)[1], shape(shared)[1]
-    flat, tree = jax.tree.flatten((index, x, inner, logits, gate, words(routed), words(shared)))
-    (R, D), rows = x.shape, tiles.rows
+    """`[R, k·I + S]`: of a row's experts in the order of choice, then of the shared one; each in
+    the order in which it is multiplied.
+    """
+    (R, D), inter, S = h.shape, shape(w.up)[0] // 2, shape(w.shared_up)[0] // 2
+    t = _fitted(replace(UP, rows=tiles.up), w.up, inter, D)
+    one = _fitted(SHARED_UP, w.shared_up, S, D)
+    after, after_one = type(w.down), type(w.shared_down)
+    multiplied = partial(_multiplied, impl=impl, tiles=tiles)
+    together, slots = _together(tiles, R), tiles.up_pairs
+
+    def alone(ins: Any, out: Any, program: jax.Array) -> None:
+        index, _, h, _, w = ins
+        tile, first = lax.rem(program, one.tiles), lax.div(program, one.tiles) * together
+        x, at = columns(h, first, R, together, one.parts, one.span), (index[1],)
+        y = multiplied(w, at, *gate_and_up(one, tile, S), one, x)
+        y = activated(y, w, at, one, tile, S, together, out.dtype, impl).astype(out.dtype)
+        place = k * inter + placed_at(after_one, tile * one.rows + jnp.arange(one.rows), S)
+        r = first + jnp.arange(together)
+        kept = jnp.broadcast_to((r < R)[None, :], y.shape)
+        plt.store(out.at[r[None, :], place[:, None]], y, mask=kept)
+
+    def sent(ins: Any, out: Any, expert: jax.Array, tile: jax.Array, pairs: Pairs) -> None:
+        index, h, _, w, _ = ins
+        c = jnp.arange(width(t.parts, slots))
+        part, (pair, there) = c // slots, pairs(c % slots)
+        x = gathered(h, lax.div(pair, k), part * t.span, there & (part < t.parts))
+        at = index[0], expert
+        y = multiplied(w, at, *gate_and_up(t, tile, inter), t, x)
+        y = activated(y, w, at, t, tile, inter, slots, out.dtype, impl).astype(out.dtype)
+        pair, there = pairs(jnp.arange(slots))
+        place = placed_at(after, tile * t.rows + jnp.arange(t.rows), inter)[:, None]
+        place = (lax.rem(pair, k) * inter)[None, :] + place
+        row = jnp.broadcast_to(lax.div(pair, k)[None, :], place.shape)
+        kept = jnp.broadcast_to(there[None, :], place.shape)
+        plt.store(out.at[row, place], y, mask=kept)
+
+    return _tiled(
+        alone,
+        sent,
+        (index, h, h_shared, words(w.up), words(w.shared_up)),
+        choice,
+        (one.tiles * -(-R // together), t.tiles, slots),
+        jax.ShapeDtypeStruct((R, k * inter + S), h.dtype),
+        impl=impl,
+        name="expert_inner",
+        tiles=tiles,
+    )
+
+
+def _outer(
+    inner: jax.Array,
+    choice: Choice,
+    w: Layer,
+    index: jax.Array,
+    k: int,
+    impl: Impl,
+    tiles: Tiles,
+) -> jax.Array:
+    """`[R, k + 1, D]` float32: weighted, of a row's experts in the order of choice; the shared
+    one's as it is.
+    """
+    R, (D, inter), S = inner.shape[0], shape(w.down), shape(w.shared_down)[1]
+    t = _fitted(replace(DOWN, rows=tiles.down, step=tiles.down_step), w.down, D, inter)
+    one = _fitted(SHARED_DOWN, w.shared_down, D, S)
+    multiplied = partial(_multiplied, impl=impl, tiles=tiles)
+    together, slots = _together(tiles, R), tiles.down_pairs
+
+    def alone(ins: Any, out: Any, program: jax.Array) -> None:
+        index, inner, _, _, w = ins
+        tile, first = lax.rem(program, one.tiles), lax.div(program, one.tiles) * together
+        x, at = columns(inner, first, R, together, one.parts, one.span), (index[3],)
+        m, n = jnp.arange(one.parts * one.rows), tile * one.rows + jnp.arange(one.rows)
+        rows = tile * one.rows + m % one.rows
+        y = multiplied(w, at, rows, m // one.rows, one, lambda i, size: x(k * inter + i, size))
+        y, scale = diagonal(y, one.parts, together), scales(w, at, n, D, impl)
+        y = y if scale is None else y * scale[:, None]
+        r = first + jnp.arange(together)
+        kept = jnp.broadcast_to((r < R)[None, :], y.shape)
+        plt.store(out.at[r[None, :], k, n[:, None]], y, mask=kept)
+
+    def sent(ins: Any, out: Any, expert: jax.Array, tile: jax.Array, pairs: Pairs) -> None:
+        index, inner, weights, w, _ = ins
+        at, n = (index[2], expert), tile * t.rows + jnp.arange(t.rows)
+        pair, there = pairs(jnp.arange(width(1, slots)))
+        row, number = lax.div(pair, k), lax.rem(pair, k)
+        weight = plt.load(weights.at[pair], mask=there, other=jnp.float32(0))[None, :]
+        x = gathered(inner, row, number * inter, there)
+        y, scale = multiplied(w, at, n, 0 * n, t, x), scales(w, at, n, D, impl)
+        y = y * (weight if scale is None else weight * scale[:, None])
+        kept = jnp.broadcast_to(there[None, :], y.shape)
+        plt.store(out.at[row[None, :], number[None, :], n[:, None]], y, mask=kept)
+
+    return _tiled(
+        alone,
+        sent,
+        (index, inner, choice.weights, words(w.down), words(w.shared_down)),
+        choice,
+        (one.tiles * -(-R // together), t.tiles, slots),
+        jax.ShapeDtypeStruct((R, k + 1, D), jnp.float32),
+        impl=impl,
+        name="expert_outer",
+        tiles=tiles,
+    )
+
+
+def _fitted(cut: Cut, w: Any, height: int, K: int) -> Tiling:
+    # What is on its way has to fit into shared memory: of unquantised weights fewer elements.
+    cut = replace(cut, step=cut.step // 4) if isinstance(w, Dense) else cut
+    return tiling(cut, type(w), height, K)
+
+
+def _together(tiles: Tiles, R: int) -> int:
+    return min(tiles.shared, pl.next_power_of_2(R))
+
+
+def _multiplied(
+    w: Any,
+    at: tuple,
+    rows: jax.Array,
+    part: jax.Array,
+    t: Tiling,
+    x: Columns,
+    *,
+    impl: Impl,
+    tiles: Tiles,
+) -> jax.Array:
+    """A tile's product `[M, columns]` before scales."""
+    way = product_at_once if tiles.stages == 1 else product
+    return way(w, at, rows, part, t.span, t.steps, x, impl)
+
+
+def _tiled(
+    alone: Callable[..., None],
+    sent: Callable[..., None],
+    args: tuple,
+    choice: Choice,
+    counts: tuple[int, int, int],
+    out: jax.ShapeDtypeStruct,
+    *,
+    impl: Impl,
+    name: str,
+    tiles: Tiles,
+) -> jax.Array:
+    """Run `alone(args, out, number)` for the shared expert's tiles, and for every tile of every
+    other expert and some of its pairs `sent(args, out, expert, tile, pairs)`.
+
+    Args:
+        alone: see above.
+        sent: the same.
+        args: pytree of arrays.
+        choice: who is sent where.
+        counts: of the shared expert's tiles, of another expert's, and of pairs at once.
+        out: what is written.
+        impl: how to compute.
+        name: of the kernel.
+        tiles: for warps and stages.
+    """
+    (of_shared, each, slots), k = counts, choice.weights.size // choice.pairs.shape[1]
+    flat, tree = jax.tree.flatten((choice.pairs, choice.busy, *args))
 
     def body(*refs: Any) -> None:
-        index, x, inner, logits, gate, routed, shared = jax.tree.unflatten(tree, refs[:-1])
-        out, start, r = refs[-1], pl.program_id(0) * rows, pl.program_id(1)
-        keys = _keys(logits, r)
-        # Expert and weight of every row of the tile, in which experts lie on one another.
-        m = jnp.arange(k * rows)
-        expert, weight = jnp.zeros(m.shape, jnp.int32), jnp.zeros(m.shape, jnp.float32)
-        total, highest = jnp.float32(0), _logit(jnp.max(keys))
-        for j in range(k):
-            first = jnp.max(keys)
-            keys = _without(keys, first)
-            share = jnp.exp(_logit(first) - highest)
-            total = total + share
-            expert = jnp.where(m // rows == j, _expert(first), expert)
-            weight = jnp.where(m // rows == j, share, weight)
-        lead = (index[0], expert)
-        inputs = columns(inner, r, R, 1, k, width)
-        y = product(routed, lead, start + m % rows, 0 * m, width, 1, inputs, impl)
-        scale, weight = scales(routed, lead, start + m % rows, D, impl), weight / total
-        y = y * (weight if scale is None else weight * scale)[:, None]
-        y = diagonal(y, k, 1).reshape(rows)
+        pairs, busy, *args = jax.tree.unflatten(tree, refs[:-1])
+        program, out = pl.program_id(0), refs[-1]
+        pl.when(program < of_shared)(partial(alone, args, out, program))
 
-        parts, steps = split(tiles.parts, tiles.step, S, type(shared))
-        m, n, stride = jnp.arange(parts * rows), start + jnp.arange(rows), S // parts
-        inputs = _shifted(columns(inner, r, R, 1, parts, stride), k * width)
-        z = product(shared, (index[1],), start + m % rows, m // rows, stride, steps, inputs, impl)
-        z = diagonal(z, parts, 1).reshape(rows)
-        scale = scales(shared, (index[1],), n, D, impl)
-        z = z if scale is None else z * scale
-        y = y + jax.nn.sigmoid(gate[r, 0].astype(jnp.float32)) * z
-        plt.store(out.at[r, n], plt.load(x.at[r, n]) + y.astype(x.dtype))
+        @pl.when(program >= of_shared)
+        def _() -> None:
+            number, tile = lax.div(program - of_shared, each), lax.rem(program - of_shared, each)
+            expert, count = busy[0, number], busy[1, number]
+
+            def some(lap: jax.Array, _: None) -> None:
+                def own(slot: jax.Array) -> tuple[jax.Array, jax.Array]:
+                    slot = lap * slots + slot
+                    at, there = pairs.at[expert, slot], slot < count
+                    # What is not there has a number past all others, for the same reason.
+                    return plt.load(at, mask=there, other=jnp.int32(pairs.shape[1] * k)), there
+
+                sent(args, out, expert, tile, own)
+
+            lax.fori_loop(0, lax.div(count + slots - 1, slots), some, None)
 
     return triton_call(
         body,
         *flat,
-        grid=(D // rows, R),
-        out_shape=jax.ShapeDtypeStruct((R, D), x.dtype),
+        grid=(of_shared + choice.busy.shape[1] * each,),
+        out_shape=out,
         impl=impl,
-        name="expert_outer",
+        name=name,
         warps=tiles.warps,
+        stages=tiles.stages,
     )
 
 
-def _shifted(inputs: Any, by: int) -> Any:
-    return lambda offset, count: inputs(by + offset, count)
+def _sum(x: jax.Array, parts: jax.Array, gate: jax.Array, impl: Impl) -> jax.Array:
+    """`x [R, D]` plus parts `[R, k + 1, D]`, the last of them times the sigmoid of its gate."""
+    R, D = x.shape
+    k, cols = parts.shape[1] - 1, min(512, D & -D)
 
+    def body(x: Any, parts: Any, gate: Any, out: Any) -> None:
+        n, r = pl.program_id(0) * cols + jnp.arange(cols), pl.program_id(1)
+        *routed, shared = (plt.load(parts.at[r, j, n]) for j in range(k + 1))
+        y = tree_of(routed) + jax.nn.sigmoid(gate[r, 0].astype(jnp.float32)) * shared
+        plt.store(out.at[r, n], plt.load(x.at[r, n]) + y.astype(x.dtype))
 
-# --- choosing experts -----------------------------------------------------------------------------
-#
-# A logit and its expert in one integer, so that a single maximum finds both: the sixteen bits of
-# bfloat16 in the order of their values, then the expert counted backwards.
-
-_LAST = 0xFFFF
-_NONE = -(2**31)
-
-
-def _keys(logits: Any, r: jax.Array) -> jax.Array:
-    expert = jnp.arange(logits.shape[1])
-    bits = lax.bitcast_convert_type(plt.load(logits.at[r, expert]), jnp.int16).astype(jnp.int32)
-    return (_ordered(bits) << 16) | (_LAST - expert)
-
-
-def _without(keys: jax.Array, one: jax.Array) -> jax.Array:
-    return jnp.where(keys == one, _NONE, keys)
-
-
-def _rest(keys: jax.Array) -> jax.Array:
-    return _without(keys, jnp.max(keys))
-
-
-def _expert(key: jax.Array) -> jax.Array:
-    return _LAST - (key & _LAST)
-
-
-def _logit(key: jax.Array) -> jax.Array:
-    return lax.bitcast_convert_type(_ordered(key >> 16) << 16, jnp.float32)
-
-
-def _ordered(bits: jax.Array) -> jax.Array:
-    """Sign and magnitude to two's complement and back."""
-    return jnp.where(bits < 0, bits ^ 0x7FFF, bits)
+    return triton_call(
+        body,
+        *(x, parts, gate),
+        grid=(D // cols, R),
+        out_shape=jax.ShapeDtypeStruct((R, D), x.dtype),
+        impl=impl,
+        name="expert_sum",
+        warps=4,
+    )

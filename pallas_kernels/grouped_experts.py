@@ -5,19 +5,25 @@ For a row `h` with chosen experts `e_1 … e_k` and their weights `w_1 … w_k`
     y = Σ_j w_j · (silu(h G_jᵀ) · (h U_jᵀ)) D_jᵀ        added up in the order of choice
 
 with `[G; U]` an expert's `gate_up` and `D` its `down`; what an expert gives is rounded to the type
-of `h` after either product. Three steps:
+of `h` after either product. `all_experts` begins with the router's logits `l`, with experts and
+weights as in `pallas_kernels.experts`, and adds a shared expert `s` to the residual stream `x`:
 
-1. `group` sorts the `M·k` pairs of row and choice by expert (`group_by_expert` counts, with one
-   program an expert; `cut_into_tiles` says for each tile of `rows` neighbours whose it is).
+    x + y + sigmoid(gate) · (silu(h G_sᵀ) · (h U_sᵀ)) D_sᵀ
+
+Steps:
+
+1. `pallas_kernels.grouping` finds each row's experts, sorts the `M·k` pairs of row and choice by
+   expert and cuts each one's into tiles of `rows` neighbours.
 2. `expert_up` and `expert_down` make tiles of one expert's product, see `pallas_kernels.matmul`.
-   The grid has room for the most tiles there can be; those left over end at once.
+   The grid has room for the most tiles there can be; those left over end at once. The shared
+   expert is one whose pairs are the rows.
 3. `weighted_sum` gathers a row's pairs again.
 
 No sum ever runs over rows, so the bits of a row do not depend on the others.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -27,7 +33,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.backend import Impl, triton_call
+from pallas_kernels.backend import Impl, as_data, triton_call
+from pallas_kernels.grouping import Groups, choose_experts, group
 from pallas_kernels.matmul import (
     Tiles,
     fit,
@@ -42,7 +49,34 @@ from pallas_kernels.matmul import (
 from pallas_kernels.routing import swiglu
 from pallas_kernels.weights import Dense, Fp8, Nvfp4, Observed, Weight, linear
 
+FEW = Tiles(rows=16, cols=128, depth=128, warps=4, stages=4)
 TILES = Tiles(rows=32, cols=256, depth=128, warps=8, stages=3)
+MANY = Tiles(rows=64, cols=256, depth=128, warps=8, stages=3)
+HIGH = Tiles(rows=64, cols=128, depth=128, warps=4, stages=3)
+
+
+class Shared(NamedTuple):
+    """The expert that every row goes through, and what its result is added to.
+
+    Attributes:
+        h: normed rows `[M, D]` in the order of `gate_up`'s kind.
+        gate: its logit, `[M, 1]`.
+        gate_up: `[L, 2S, D]`.
+        down: `[L, D, S]`.
+        x: the residual stream `[M, D]`.
+    """
+
+    h: jax.Array
+    gate: jax.Array
+    gate_up: Weight
+    down: Weight
+    x: jax.Array
+
+
+def choose_tiles(pairs: int, experts: int) -> Tiles:
+    """Tiles about as high as an expert's pairs are many. They change no bits."""
+    each = pairs / experts
+    return FEW if each <= 8 else TILES if each <= 40 else MANY
 
 
 def reference(
@@ -70,8 +104,7 @@ def grouped_experts(
     layer: int,
     *,
     impl: Impl,
-    up_tiles: Tiles = TILES,
-    down_tiles: Tiles = TILES,
+    tiles: Tiles | None = None,
 ) -> jax.Array:
     """What the routed experts add to many rows.
 
@@ -83,109 +116,62 @@ def grouped_experts(
         down: `[L, E, D, I]`.
         layer: which of the stacks' layers.
         impl: how to compute.
-        up_tiles: how the first product is cut; half of its columns are gate, half up.
-        down_tiles: how the second is; `rows` must be the same.
+        tiles: how both products are cut; half of the first one's columns are gate, half up. None
+            for what suits the number of rows.
 
     Returns:
         `[M, D]` float32.
     """
     if impl == "plain" or isinstance(gate_up, Observed) or isinstance(down, Observed):
         return reference(h, chosen, weights, gate_up, down, layer)
-    if up_tiles.rows != down_tiles.rows:
-        raise ValueError(
-            f"both products need tiles of equally many rows, not {up_tiles.rows} and "
-            f"{down_tiles.rows}"
-        )
-    groups = group(chosen, _stack(gate_up, layer).shape[1], up_tiles.rows, impl)
-    inner = _up(h, groups, gate_up, down, layer, up_tiles, impl)
-    outer = _down(inner, groups, down, layer, down_tiles, impl)
-    return _weighted_sum(outer, groups.place, weights, impl)
+    experts = _stack(gate_up, layer).shape[1]
+    tiles = tiles or choose_tiles(chosen.size, experts)
+    groups = group(chosen, experts, tiles.rows, impl)
+    h = in_order(h, type(place(gate_up, layer)[0]))
+    outer = _both(h, gate_up, down, layer, groups, tiles, impl)
+    return _weighted_sum(outer, groups.place, weights, None, None, impl)
 
 
-# --- 1. sorting pairs by expert -------------------------------------------------------------------
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Groups:
-    """Pairs of row and choice sorted by expert, and by row where the expert is the same.
-
-    Attributes:
-        row: of each sorted pair, `[M·k]` int32.
-        place: of each pair among the sorted, `[M, k]` int32.
-        tiles: `[3, T]` int32: the expert of each tile, its first sorted pair, and where the
-            expert's pairs end; a tile that starts there is left over.
-    """
-
-    row: jax.Array
-    place: jax.Array
-    tiles: jax.Array
-
-
-def group(chosen: jax.Array, experts: int, rows: int, impl: Impl) -> Groups:
-    """Sort pairs by expert and cut each expert's into tiles of `rows`.
+def all_experts(
+    h: jax.Array,
+    logits: jax.Array,
+    gate_up: Weight,
+    down: Weight,
+    shared: Shared,
+    layer: int,
+    k: int,
+    *,
+    impl: Impl,
+    tiles: Tiles | None = None,
+) -> jax.Array:
+    """The residual stream after routed and shared experts of many rows.
 
     Args:
-        chosen: `[M, k]` int32.
-        experts: how many there are (E).
-        rows: pairs a tile.
+        h: normed rows `[M, D]` in the order of `gate_up`'s kind.
+        logits: of the router, `[M, E]` bfloat16.
+        gate_up: `[L, E, 2I, D]`.
+        down: `[L, E, D, I]`.
+        shared: see `Shared`.
+        layer: which of the stacks' layers.
+        k: experts a row, a power of two.
         impl: "kernel" or "interpret".
+        tiles: how both products are cut; None for what suits the number of rows.
+
+    Returns:
+        `[M, D]` in the type of `shared.x`.
     """
-    pairs, k = chosen.size, chosen.shape[1]
-    # Every expert that has a pair has a tile for its first; each further one is full before it.
-    busy = min(experts, pairs)
-    count = busy + (pairs - busy) // rows
-    width = max(16, pl.next_power_of_2(pairs))
-
-    def by_expert(chosen: Any, row: Any, place: Any, counts: Any) -> None:
-        expert, pair = pl.program_id(0), jnp.arange(width)
-        there = pair < pairs
-        all_ = plt.load(chosen.at[pair], mask=there, other=jnp.int32(experts))
-        mine = (all_ == expert).astype(jnp.int32)
-        start = jnp.sum((all_ < expert).astype(jnp.int32))
-        at = start + jnp.cumsum(mine) - mine
-        counts[expert] = jnp.sum(mine)
-        plt.store(place.at[pair], at, mask=there & (mine > 0))
-        plt.store(row.at[at], pair // k, mask=there & (mine > 0))
-
-    index = jax.ShapeDtypeStruct((pairs,), jnp.int32)
-    row, where, counts = triton_call(
-        by_expert,
-        chosen.reshape(-1),
-        grid=(experts,),
-        out_shape=(index, index, jax.ShapeDtypeStruct((experts,), jnp.int32)),
-        impl=impl,
-        name="group_by_expert",
-        warps=max(1, min(16, width // 512)),
-    )
-    block = 64
-
-    def into_tiles(counts: Any, tiles: Any) -> None:
-        expert = jnp.arange(pl.next_power_of_2(experts))
-        counts_ = plt.load(counts.at[expert], mask=expert < experts, other=jnp.int32(0))
-        each = (counts_ + rows - 1) // rows
-        number = pl.program_id(0) * block + jnp.arange(block)
-        before = jnp.cumsum(each)[None, :] <= number[:, None]
-        whose = jnp.sum(before.astype(jnp.int32), axis=1)
-        number_within = number - jnp.sum(jnp.where(before, each[None], 0), axis=1)
-        start = jnp.sum(jnp.where(before, counts_[None], 0), axis=1)
-        own = expert[None, :] == whose[:, None]
-        end = start + jnp.sum(jnp.where(own, counts_[None], 0), axis=1)
-        for kind, value in enumerate((whose, start + rows * number_within, end)):
-            plt.store(tiles.at[kind, number], value, mask=number < count)
-
-    tiles = triton_call(
-        into_tiles,
-        counts,
-        grid=(-(-count // block),),
-        out_shape=jax.ShapeDtypeStruct((3, count), jnp.int32),
-        impl=impl,
-        name="cut_into_tiles",
-    )
-    return Groups(row, where.reshape(chosen.shape), tiles)
+    M, experts = logits.shape
+    tiles = tiles or choose_tiles(M * k, experts)
+    chosen, weights = choose_experts(logits, k, impl)
+    groups = group(chosen, experts, tiles.rows, impl)
+    outer = _both(h, gate_up, down, layer, groups, tiles, impl)
+    # In kernels of their own: see `matmuls` for why products do not share one.
+    tiles = HIGH if M > 512 else FEW
+    beside = _both(shared.h, shared.gate_up, shared.down, layer, None, tiles, impl)
+    return _weighted_sum(outer, groups.place, weights, beside, shared, impl)
 
 
-# --- 2. the two products --------------------------------------------------------------------------
+# --- the two products -----------------------------------------------------------------------------
 
 
 class Tile(NamedTuple):
@@ -193,14 +179,14 @@ class Tile(NamedTuple):
 
     Attributes:
         at: where in the stack its expert lies.
-        pair: `[rows]` int32, which of the sorted pairs.
+        pair: `[rows]` int32, which of the sorted pairs; of the shared expert, which of the rows.
         end: where the expert's pairs end; others follow.
         across: which tile of output features.
     """
 
     at: tuple
     pair: jax.Array
-    end: jax.Array
+    end: jax.Array | int
     across: jax.Array
 
     @property
@@ -209,58 +195,73 @@ class Tile(NamedTuple):
         return self.pair < self.end
 
 
-def _up(
+class Half(NamedTuple):
+    """One of the two products, of routed experts or of the shared one.
+
+    Attributes:
+        w: the weight's stack.
+        index: which of its layers.
+        x: inputs in its order.
+        rows: which of them each pair has; None: each its own.
+        after: kind of the weight that follows, for the order of the results.
+    """
+
+    w: Dense | Fp8 | Nvfp4
+    index: int
+    x: jax.Array
+    rows: jax.Array | None = None
+    after: type = Dense
+
+    @property
+    def pairs(self) -> int:
+        """How many results there are."""
+        return self.x.shape[0] if self.rows is None else self.rows.size
+
+
+def _both(
     h: jax.Array,
-    groups: Groups,
     gate_up: Weight,
     down: Weight,
     layer: int,
+    groups: Groups | None,
     tiles: Tiles,
     impl: Impl,
 ) -> jax.Array:
-    """`silu(h Gᵀ) · (h Uᵀ)` of each sorted pair, `[M·k, I]` in the order in which `down` is
-    multiplied.
-    """
-    w, index = place(gate_up, layer)
-    kind, D, N = type(place(down, layer)[0]), h.shape[1], height(w)
-    inner = N // 2
-    cut = fit(tiles, w, D)
-    half = min(cut.cols // 2, inner & -inner)
+    """What experts make of each sorted pair `[M·k, D]`, or the shared one of each row `[M, D]`."""
+    after = place(down, layer)
+    rows = None if groups is None else groups.row
+    inner = _up(Half(*place(gate_up, layer), h, rows, type(after[0])), groups, tiles, impl)
+    return _down(Half(*after, inner), groups, tiles, impl)
 
-    def body(t: Tile, w: Any, h: Any, row: Any, out: Any) -> None:
-        slot = t.across * half + jnp.arange(half)
-        own = source(kind, slot, inner)
-        col = (inner * jnp.arange(2)[:, None] + own[None, :]).reshape(2 * half)
-        rows = plt.load(row.at[t.pair], mask=t.there, other=jnp.int32(0))
-        y = _scaled(w, t, col, N, h, rows, cut, impl).astype(out.dtype).astype(jnp.float32)
-        gate, up = jnp.unstack(y.reshape(2, half, cut.rows).transpose(1, 2, 0), axis=-1)
+
+def _up(half: Half, groups: Groups | None, tiles: Tiles, impl: Impl) -> jax.Array:
+    """`silu(h Gᵀ) · (h Uᵀ)` of each pair, `[pairs, I]`."""
+
+    def body(cut: Tiles, t: Tile, w: Any, x: Any, row: jax.Array, out: Any) -> None:
+        inner, width = out.shape[1], cut.cols // 2
+        slot = t.across * width + jnp.arange(width)
+        own = source(half.after, slot, inner)
+        col = (inner * jnp.arange(2)[:, None] + own[None, :]).reshape(2 * width)
+        y = _scaled(w, t, col, 2 * inner, x, row, cut, impl)
+        y = y.astype(out.dtype).astype(jnp.float32)
+        gate, up = jnp.unstack(y.reshape(2, width, cut.rows).transpose(1, 2, 0), axis=-1)
         # Rounded where the reference rounds.
         gate = (gate * jax.nn.sigmoid(gate)).astype(out.dtype).astype(jnp.float32)
         y = (gate * up).astype(out.dtype).T
         plt.store(out.at[t.pair[:, None], slot[None, :]], y, mask=t.there[:, None])
 
-    out = jax.ShapeDtypeStruct((groups.row.size, inner), h.dtype)
-    args = (in_order(h, type(w)), groups.row)
-    return _tiled(body, args, w, index, groups, inner // half, out, cut, impl, "expert_up")
+    return _tiled(body, half, 2, groups, tiles, impl, "expert_up")
 
 
-def _down(
-    inner: jax.Array, groups: Groups, down: Weight, layer: int, tiles: Tiles, impl: Impl
-) -> jax.Array:
-    """`inner Dᵀ` of each sorted pair, `[M·k, D]`."""
-    w, index = place(down, layer)
-    N = height(w)
-    cut = fit(tiles, w, inner.shape[1])
-    cols = min(cut.cols, N & -N)
+def _down(half: Half, groups: Groups | None, tiles: Tiles, impl: Impl) -> jax.Array:
+    """`inner Dᵀ` of each pair, `[pairs, D]`."""
 
-    def body(t: Tile, w: Any, inner: Any, out: Any) -> None:
-        col = t.across * cols + jnp.arange(cols)
-        y = _scaled(w, t, col, N, inner, t.pair, cut, impl)
-        y = y.astype(out.dtype).T
+    def body(cut: Tiles, t: Tile, w: Any, x: Any, row: jax.Array, out: Any) -> None:
+        col = t.across * cut.cols + jnp.arange(cut.cols)
+        y = _scaled(w, t, col, out.shape[1], x, row, cut, impl).astype(out.dtype).T
         plt.store(out.at[t.pair[:, None], col[None, :]], y, mask=t.there[:, None])
 
-    out = jax.ShapeDtypeStruct((inner.shape[0], N), inner.dtype)
-    return _tiled(body, (inner,), w, index, groups, N // cols, out, cut, impl, "expert_down")
+    return _tiled(body, half, 1, groups, tiles, impl, "expert_down")
 
 
 def _scaled(
@@ -273,34 +274,50 @@ def _scaled(
 
 def _tiled(
     body: Callable[..., None],
-    args: tuple[jax.Array, ...],
-    w: Dense | Fp8 | Nvfp4,
-    index: int,
-    groups: Groups,
-    across: int,
-    out: jax.ShapeDtypeStruct,
-    cut: Tiles,
+    half: Half,
+    fold: int,
+    groups: Groups | None,
+    tiles: Tiles,
     impl: Impl,
     name: str,
 ) -> jax.Array:
-    """Run `body(tile, w, *args, out)` for every tile of pairs and `across` tiles of features."""
-    if isinstance(w, Fp8) and w.input_scale is not None:
+    """Run `body(cut, tile, w, x, row, out)` for every tile of pairs, across all features.
+
+    `fold` columns of the product make one of the result. Without groups there is one expert, the
+    shared one, whose pairs are the rows.
+    """
+    if isinstance(half.w, Fp8) and half.w.input_scale is not None:
         raise ValueError("grouped experts do not round their inputs to E4M3")
-    # The layer's number as data: one kernel is compiled for all of them.
-    layer = jnp.full(1, index, jnp.int32)
-    flat, tree = jax.tree.flatten((groups.tiles, layer, words(w), *args))
+    width = height(half.w) // fold
+    cut = fit(tiles, half.w, half.x.shape[1])
+    cut = replace(cut, cols=min(cut.cols, fold * (width & -width)))
+    M = half.x.shape[0]
+    pairs, count = (M, -(-M // cut.rows)) if groups is None else (half.pairs, groups.tiles.shape[1])
+    args = (groups and groups.tiles, as_data(half.index), words(half.w), half.x, half.rows)
+    flat, tree = jax.tree.flatten(args)
 
     def program(*refs: Any) -> None:
-        tiles, layer, w, *args = jax.tree.unflatten(tree, refs[:-1])
-        expert, first, end = (tiles[kind, pl.program_id(1)] for kind in range(3))
-        tile = Tile((layer[0], expert), first + jnp.arange(cut.rows), end, pl.program_id(0))
-        pl.when(first < end)(partial(body, tile, w, *args, refs[-1]))
+        tiles, index, w, x, rows = jax.tree.unflatten(tree, refs[:-1])
+        column, number = pl.program_id(0), pl.program_id(1)
+
+        def run(t: Tile) -> None:
+            row = t.pair
+            if rows is not None:
+                row = plt.load(rows.at[t.pair], mask=t.there, other=jnp.int32(0))
+            body(cut, t, w, x, row, refs[-1])
+
+        if tiles is None:
+            run(Tile((index[0],), number * cut.rows + jnp.arange(cut.rows), M, column))
+            return
+        expert, first, end = (tiles[kind, number] for kind in range(3))
+        tile = Tile((index[0], expert), first + jnp.arange(cut.rows), end, column)
+        pl.when(first < end)(partial(run, tile))
 
     return triton_call(
         program,
         *flat,
-        grid=(across, groups.tiles.shape[1]),
-        out_shape=out,
+        grid=(fold * width // cut.cols, count),
+        out_shape=jax.ShapeDtypeStruct((pairs, width), half.x.dtype),
         impl=impl,
         name=name,
         warps=cut.warps,
@@ -308,29 +325,47 @@ def _tiled(
     )
 
 
-# --- 3. back to rows ------------------------------------------------------------------------------
+# --- back to rows ---------------------------------------------------------------------------------
 
 
-def _weighted_sum(outer: jax.Array, where: jax.Array, weights: jax.Array, impl: Impl) -> jax.Array:
-    """Sorted pairs `[M·k, D]` -> each row's, weighted and added up: `[M, D]` float32."""
+def _weighted_sum(
+    outer: jax.Array,
+    where: jax.Array,
+    weights: jax.Array,
+    beside: jax.Array | None,
+    shared: Shared | None,
+    impl: Impl,
+) -> jax.Array:
+    """Sorted pairs `[M·k, D]` -> each row's, weighted and added up: `[M, D]` float32.
+
+    With a shared expert what it makes is added, and the sum to the residual stream.
+    """
     (M, k), D = weights.shape, outer.shape[1]
     width = min(1024, D & -D)
+    flat, tree = jax.tree.flatten(
+        (outer, where, weights, beside, shared and (shared.gate, shared.x))
+    )
 
-    def body(outer: Any, where: Any, weights: Any, out: Any) -> None:
+    def body(*refs: Any) -> None:
+        outer, where, weights, beside, residual = jax.tree.unflatten(tree, refs[:-1])
         m, col = pl.program_id(1), pl.program_id(0) * width + jnp.arange(width)
         parts = [plt.load(outer.at[where[m, j], col]) for j in range(k)]
         total = jnp.zeros(width, jnp.float32)
         for j, part in enumerate(parts):
             total = total + weights[m, j] * part.astype(jnp.float32)
-        plt.store(out.at[m, col], total)
+        if beside is not None:
+            gate, x = residual
+            part = plt.load(beside.at[m, col]).astype(jnp.float32)
+            total = total + jax.nn.sigmoid(gate[m, 0].astype(jnp.float32)) * part
+            total = plt.load(x.at[m, col]) + total.astype(x.dtype)
+        plt.store(refs[-1].at[m, col], total)
 
+    dtype = jnp.float32 if shared is None else shared.x.dtype
     return triton_call(
         body,
-        outer,
-        where,
-        weights,
+        *flat,
         grid=(D // width, M),
-        out_shape=jax.ShapeDtypeStruct((M, D), jnp.float32),
+        out_shape=jax.ShapeDtypeStruct((M, D), dtype),
         impl=impl,
         name="weighted_sum",
     )

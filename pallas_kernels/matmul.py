@@ -17,7 +17,9 @@ top of the mantissa, which makes 2^-126 of its value. Times the block scale, its
 this is exact, and the missing 2^8 joins the scale at the end.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,9 +28,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.backend import Impl, triton_call
+from pallas_kernels.backend import Impl, as_data, triton_call
 from pallas_kernels.weights import (
-    FP8_MAX,
     NVFP4_BLOCK,
     Dense,
     Fp8,
@@ -37,6 +38,7 @@ from pallas_kernels.weights import (
     PerLayer,
     Weight,
     linear,
+    quantise,
 )
 
 CODES = 8
@@ -60,14 +62,28 @@ class Tiles:
 
     rows: int = 128
     cols: int = 128
-    depth: int = 64
+    depth: int = 128
     warps: int = 8
-    stages: int = 4
+    stages: int = 2
 
 
-LARGE = Tiles()
-SMALL = Tiles(rows=64, cols=64, depth=128, warps=4)
-"""For weights of few output features, so that there is work for all multiprocessors."""
+SIZES = (
+    Tiles(),
+    Tiles(rows=64, stages=3),
+    Tiles(rows=64, cols=64, warps=4, stages=4),
+    Tiles(rows=32, cols=64, warps=4, stages=4),
+    Tiles(rows=16, cols=64, warps=4, stages=4),
+)
+"""Tiles from the most frugal with memory down to those that make most programs.
+
+None changes a bit of a product: all have 64 or more columns, and K is added up in the same steps.
+"""
+
+BUSY = 112
+"""Programs at which a GPU of 132 multiprocessors counts as busy."""
+
+FAST = 64
+"""Columns of a tile from which on Hopper's fast tensor-core instruction is used."""
 
 
 def reference(
@@ -102,31 +118,101 @@ def matmul(
         residual: `[M, N]` to add.
         dtype: of the product; None for that of `x`.
         impl: how to compute.
-        tiles: how the product is cut; None for what suits the weight, whatever `M` is.
+        tiles: how the product is cut; None for what keeps a GPU busy.
 
     Returns:
         `[M, N]`, in the type of the product or of its sum with the residual.
     """
     if impl == "plain" or isinstance(w, Observed):
         return reference(x, w, layer, residual=residual, dtype=dtype)
-    w, index = place(w, layer)
-    dtype = jnp.dtype(dtype or x.dtype)
-    M, K = x.shape
-    N = height(w)
-    few = isinstance(w, Nvfp4) or N <= 1024
-    cut = fit(tiles or (SMALL if few else LARGE), w, K)
-    x = _inputs(x, w, index)
-    # The layer's number as data: one kernel is compiled for all of them.
-    flat, tree = jax.tree.flatten((x, words(w), jnp.full(1, index, jnp.int32), residual))
-    out = jax.ShapeDtypeStruct(
-        (M, N), dtype if residual is None else jnp.result_type(residual.dtype, dtype)
-    )
+    one, index = place(w, layer)
+    rows = [_inputs(x, one, index)]
+    how: dict[str, Any] = {"dtype": dtype or x.dtype, "impl": impl, "tiles": tiles}
+    return matmuls(rows, [w], layer, residual=residual, **how)[0]
+
+
+def matmuls(
+    rows: Sequence[jax.Array],
+    weights: Sequence[Weight],
+    layer: int | None,
+    *,
+    residual: jax.Array | None = None,
+    dtype: Any,
+    impl: Impl,
+    tiles: Tiles | None = None,
+) -> list[jax.Array]:
+    """Several products with as many rows each, in as few kernels as is good for them.
+
+    Args:
+        rows: for each weight its inputs `[M, K_i]` as `_inputs` or `normed_rows` leave them.
+        weights: stacks `[L, N_i, K_i]`, or single matrices.
+        layer: which of the stacks' matrices; None for single matrices.
+        residual: `[M, N]` to add to the only product.
+        dtype: of the products.
+        impl: "kernel" or "interpret".
+        tiles: see `matmul`.
+
+    Returns:
+        For each weight `[M, N_i]`.
+    """
+    # Two loops of the fast instruction in one kernel wait for each step: the second loop's
+    # registers are in the first one's way. Products that are too low for it join another one.
+    low = [i for i, w in enumerate(weights) if height(place(w, layer)[0]) < FAST]
+    high = [i for i in range(len(weights)) if i not in low]
+    out: dict[int, jax.Array] = {}
+    for each in [high[:1] + low, *([i] for i in high[1:])]:
+        own = [rows[i] for i in each], [weights[i] for i in each]
+        done = _launch(*own, layer, residual, dtype, impl, tiles)
+        out.update(zip(each, done, strict=True))
+    return [out[i] for i in range(len(weights))]
+
+
+def _launch(
+    rows: Sequence[jax.Array],
+    weights: Sequence[Weight],
+    layer: int | None,
+    residual: jax.Array | None,
+    dtype: Any,
+    impl: Impl,
+    tiles: Tiles | None,
+) -> list[jax.Array]:
+    """One kernel of `matmuls`."""
+    placed = [place(w, layer) for w in weights]
+    stacks, M = [w for w, _ in placed], rows[0].shape[0]
+    heights = [height(w) for w in stacks]
+    tiles = tiles or choose(M, sum(heights))
+    cuts = [fit(tiles, w, x.shape[1]) for w, x in zip(stacks, rows, strict=True)]
+    across = [-(-N // cut.cols) for N, cut in zip(heights, cuts, strict=True)]
+    kind = dtype if residual is None else jnp.result_type(residual.dtype, dtype)
+    # Numbers of layers as data: one kernel is compiled for all of them.
+    index = as_data(*(at for _, at in placed))
+    args = ([*rows], [words(w) for w in stacks], index, residual)
+    flat, tree = jax.tree.flatten(args)
 
     def body(*refs: Any) -> None:
-        x, w, index, residual = jax.tree.unflatten(tree, refs[:-1])
-        out, at = refs[-1], (index[0],)
-        m = pl.program_id(0) * cut.rows + jnp.arange(cut.rows)
-        n = pl.program_id(1) * cut.cols + jnp.arange(cut.cols)
+        xs, ws, index, residual = jax.tree.unflatten(tree, refs[: len(flat)])
+        outs, number, before = refs[len(flat) :], pl.program_id(1), 0
+        m = pl.program_id(0) * tiles.rows + jnp.arange(tiles.rows)
+        for i, (x, w, out, cut) in enumerate(zip(xs, ws, outs, cuts, strict=True)):
+            own = partial(tile, x, w, (index[i],), m, number - before, residual, out, cut)
+            if len(ws) == 1:
+                own()
+            else:
+                pl.when((number >= before) & (number < before + across[i]))(own)
+            before += across[i]
+
+    def tile(
+        x: Any,
+        w: Any,
+        at: tuple,
+        m: jax.Array,
+        number: jax.Array,
+        residual: Any,
+        out: Any,
+        cut: Tiles,
+    ) -> None:
+        N = out.shape[1]
+        n = number * cut.cols + jnp.arange(cut.cols)
         there = m < M if M % cut.rows else None
         # Features beyond the last are computed as if they were that, and not stored.
         col = jnp.minimum(n, N - 1)
@@ -142,16 +228,24 @@ def matmul(
             y = plt.load(residual.at[m[:, None], n[None, :]], mask=kept) + y
         plt.store(out.at[m[:, None], n[None, :]], y, mask=kept)
 
-    return triton_call(
-        body,
-        *flat,
-        grid=(-(-M // cut.rows), -(-N // cut.cols)),
-        out_shape=out,
-        impl=impl,
-        name="matmul",
-        warps=cut.warps,
-        stages=cut.stages,
+    return list(
+        triton_call(
+            body,
+            *flat,
+            grid=(-(-M // tiles.rows), sum(across)),
+            out_shape=[jax.ShapeDtypeStruct((M, N), kind) for N in heights],
+            impl=impl,
+            name=f"matmul_{sum(heights)}x{rows[0].shape[1]}",
+            warps=tiles.warps,
+            stages=tiles.stages,
+        )
     )
+
+
+def choose(M: int, N: int) -> Tiles:
+    """The first of `SIZES` that makes enough programs of `M` rows and `N` output features."""
+    busy = (t for t in SIZES if -(-M // t.rows) * -(-N // t.cols) >= BUSY)
+    return next(busy, SIZES[-1])
 
 
 def place(w: Weight, layer: int | None) -> tuple[Dense | Fp8 | Nvfp4, int]:
@@ -185,9 +279,9 @@ def fit(tiles: Tiles, w: Dense | Fp8 | Nvfp4, K: int) -> Tiles:
 def _inputs(x: jax.Array, w: Dense | Fp8 | Nvfp4, index: int) -> jax.Array:
     """Inputs in the type and order in which they are multiplied."""
     if isinstance(w, Fp8) and w.input_scale is not None:
-        # The reference's expression, for the reference's rounding. E4M3 fits into float16.
-        x = jnp.clip(x.astype(jnp.float32) * (1 / w.input_scale[index]), -FP8_MAX, FP8_MAX)
-        x = x.astype(jnp.float8_e4m3fn).astype(jnp.float16)
+        x = quantise(x, w.input_scale[index])
+        # E4M3 fits into float16.
+        x = x.astype(jnp.float16)
     return in_order(x, type(w))
 
 
@@ -303,7 +397,12 @@ def convert(q: jax.Array, dtype: Any) -> jax.Array:
     """E4M3 `[n, k]` -> the same values in the order of `source`, of another type."""
     n, depth = q.shape
     each = min(SPANS[Fp8], depth) // 4  # elements a thread
-    q = q.reshape(n, -1, 4, each // 2, 2).transpose(0, 1, 3, 2, 4).reshape(n, depth)
+    return convert_ordered(q.reshape(n, -1, 4, each // 2, 2).transpose(0, 1, 3, 2, 4), dtype)
+
+
+def convert_ordered(q: jax.Array, dtype: Any) -> jax.Array:
+    """E4M3 `[n, span, pair, thread, 2]` -> the same values `[n, k]` of another type."""
+    q = q.reshape(q.shape[0], -1)
     # Hopper converts E4M3 to float16 and no further.
     return q.astype(dtype if dtype == jnp.float16 else jnp.float32).astype(dtype)
 
@@ -314,7 +413,13 @@ def dequantise(codes: jax.Array, blocks: jax.Array, impl: Impl) -> jax.Array:
     """
     n, count = codes.shape
     each = min(SPANS[Nvfp4] // CODES, count) // 4  # words a thread
-    codes = codes.reshape(n, -1, 4, each).transpose(0, 1, 3, 2)
+    blocks = jnp.broadcast_to(blocks[:, :, None], (n, count // 2, 2))
+    codes, blocks = (a.reshape(n, -1, 4, each).transpose(0, 1, 3, 2) for a in (codes, blocks))
+    return dequantise_ordered(codes, blocks, impl)
+
+
+def dequantise_ordered(codes: jax.Array, blocks: jax.Array, impl: Impl) -> jax.Array:
+    """`dequantise` of codes `[n, span, word, thread]` and the block scale of each."""
     # A CPU takes bfloat16 as small as 2^-127 for zero; float16 has 2^-14 for 2^-126.
     kind, shift = (jnp.float16, 3) if impl == "interpret" else (jnp.bfloat16, 6)
     pairs = [_pair(codes, p, shift) for p in range(4)]
@@ -323,12 +428,11 @@ def dequantise(codes: jax.Array, blocks: jax.Array, impl: Impl) -> jax.Array:
     # The upper half first: ptxas then multiplies both at once where they are.
     value = jnp.stack([lax.bitcast_convert_type(h.astype(jnp.uint16), kind) for h in halves], -1)
     blocks = blocks.astype(jnp.float32) * (1.0 if impl == "interpret" else 2.0**118)
-    scale = jnp.broadcast_to(blocks.astype(kind)[:, :, None], (n, count // 2, 2))
-    scale = scale.reshape(n, -1, 4, each).transpose(0, 1, 3, 2)[..., None, None, None]
+    scale = blocks.astype(kind)[..., None, None, None]
     upper, lower = jnp.unstack(value * scale, axis=-1)
     # [n, span, word, thread, pair // 2, pair % 2, half] -> pairs before threads
     value = jnp.stack([lower, upper], -1).transpose(0, 1, 2, 4, 5, 3, 6)
-    return value.reshape(n, CODES * count).astype(jnp.bfloat16)
+    return value.reshape(codes.shape[0], -1).astype(jnp.bfloat16)
 
 
 def _pair(codes: jax.Array, p: int, shift: int) -> jax.Array:

@@ -4,8 +4,9 @@
     h as each kind of weight wants it: rounded to E4M3 at a static scale, in the order of its kind
     y_i = h W_iᵀ                   for unquantised weights of few rows: routers, gates
 
-One program takes a row of one weight; the norm is done again by each, which takes less time than
-waiting for another kernel. Each row of `x` is treated as if it were alone.
+A program takes some rows of one weight, and some of the inputs; the norm is done again by each,
+which takes less time than waiting for another kernel. Each row of `x` is treated as if it were
+alone, and as kernels for a whole layer treat it (`products.normed_row`, `expert_tiles.dots`).
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.backend import Impl, as_data, triton_call
-from pallas_kernels.matmul import in_order, placed_at, source
+from pallas_kernels.expert_tiles import dots
+from pallas_kernels.matmul import in_order, placed_at
+from pallas_kernels.products import normed_row
 from pallas_kernels.weights import Dense, linear, quantise
+
+HEIGHT = 4
+"""Rows of a small weight that a program multiplies at once."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,8 @@ def normed(
     *,
     eps: float,
     impl: Impl,
-    warps: int = 4,
+    rows: int = 4,
+    warps: int = 8,
 ) -> Normed:
     """The norm of rows, and what else reads them.
 
@@ -118,17 +125,20 @@ def normed(
         small: stacks of weights `[L, N_i, K]`, and which of each.
         eps: of the norm.
         impl: how to compute.
-        warps: a program.
+        rows: of the inputs, a program.
+        warps: a program; another number adds up in another order.
     """
     if impl == "plain":
         return reference(x, norm, layer, forms, small, eps)
     index = as_data(layer, *(f.index for f in forms), *(at for _, at in small))
     scales, weights = [f.scale for f in forms], [w.w for w, _ in small]
     kinds = tuple(f.kind for f in forms)
-    return _launch(index, x, norm, scales, weights, kinds=kinds, eps=eps, impl=impl, warps=warps)
+    rows = min(rows, 1 << (x.shape[0] - 1).bit_length())
+    static = {"kinds": kinds, "eps": eps, "impl": impl, "rows": rows, "warps": warps}
+    return _launch(index, x, norm, scales, weights, **static)
 
 
-@partial(jax.jit, static_argnames=("kinds", "eps", "impl", "warps"))
+@partial(jax.jit, static_argnames=("kinds", "eps", "impl", "rows", "warps"))
 def _launch(
     index: jax.Array,
     x: jax.Array,
@@ -139,60 +149,57 @@ def _launch(
     kinds: tuple[type, ...],
     eps: float,
     impl: Impl,
+    rows: int,
     warps: int,
 ) -> Normed:
     R, K = x.shape
     heights = [w.shape[-2] for w in weights]
+    counts = [-(-height // HEIGHT) for height in heights]
     flat, tree = jax.tree.flatten((index, x, norm, scales, weights))
     shape = jax.ShapeDtypeStruct
     types = [x.dtype if scale is None else jnp.float8_e4m3fn for scale in scales]
     out = [shape((R, K), kind) for kind in types] + [shape((R, n), x.dtype) for n in heights]
-    formed_rows = len(kinds)
+    forms = [Form(kind, scale) for kind, scale in zip(kinds, scales, strict=True)]
 
     def body(*refs: Any) -> None:
         index, x, norm, scales, weights = jax.tree.unflatten(tree, refs[: len(flat)])
         outs = refs[len(flat) :]
-        hs, products = outs[:formed_rows], outs[formed_rows:]
-        number, r, place = pl.program_id(0), pl.program_id(1), jnp.arange(K)
-        layer = index[0]
-        wide = plt.load(x.at[r, place]).astype(jnp.float32)
-        grow = jax.lax.rsqrt(jnp.sum(wide * wide) / K + eps)
+        item, k = pl.program_id(0), jnp.arange(K)
+        gain = 1.0 + plt.load(norm.at[index[0], k]).astype(jnp.float32)
 
-        def rows(k: jax.Array) -> jax.Array:
-            gain = 1.0 + plt.load(norm.at[layer, k]).astype(jnp.float32)
-            return (plt.load(x.at[r, k]).astype(jnp.float32) * grow * gain).astype(x.dtype)
+        # Rows past the end are the last one over again.
+        numbers = [jnp.minimum(pl.program_id(1) * rows + i, R - 1) for i in range(rows)]
 
-        for i, kind in enumerate(kinds):
+        def normed_rows() -> list[tuple[jax.Array, jax.Array]]:
+            return [(r, normed_row(x, r, gain, eps)) for r in numbers]
 
-            @pl.when(number == i)
-            def _(i: int = i, kind: type = kind) -> None:
-                h = rows(source(kind, place, K))
-                if scales[i] is not None:
-                    h = quantise(h, scales[i][index[1 + i]])
-                plt.store(hs[i].at[r, place], h)
+        def whole(out: Any, form: Form, scale: Any, at: jax.Array) -> None:
+            for r, h in normed_rows():
+                store(out, (r,), k, h, form, scale, at)
 
-        before = formed_rows
-        for i, (w, target, n) in enumerate(zip(weights, products, heights, strict=True)):
-            at = index[1 + formed_rows + i]
-            pl.when((number >= before) & (number < before + n))(
-                partial(_one, rows, w, at, target, number - before, r, K)
+        def product(out: Any, w: Any, at: jax.Array, n: jax.Array) -> None:
+            height = w.shape[-2]
+            tile = plt.load(w.at[at, (n % height)[:, None], k[None, :]])
+            for r, h in normed_rows():
+                plt.store(out.at[r, n], dots(tile, h).astype(out.dtype), mask=n < height)
+
+        for i, form in enumerate(forms):
+            pl.when(item == i)(partial(whole, outs[i], form, scales[i], index[1 + i]))
+        before = len(forms)
+        for i, (w, count) in enumerate(zip(weights, counts, strict=True), start=before):
+            n = (item - before) * HEIGHT + jnp.arange(HEIGHT)
+            pl.when((item >= before) & (item < before + count))(
+                partial(product, outs[i], w, index[1 + i], n)
             )
-            before += n
+            before += count
 
     done = triton_call(
         body,
         *flat,
-        grid=(formed_rows + sum(heights), R),
+        grid=(len(forms) + sum(counts), -(-R // rows)),
         out_shape=out,
         impl=impl,
         name="normed",
         warps=warps,
     )
-    return Normed(list(done[:formed_rows]), list(done[formed_rows:]))
-
-
-def _one(rows: Any, w: Any, at: jax.Array, out: Any, n: jax.Array, r: jax.Array, K: int) -> None:
-    k = jnp.arange(K)
-    weight = plt.load(w.at[at, n, k]).astype(jnp.float32)
-    y = jnp.sum(weight * rows(k).astype(jnp.float32))
-    plt.store(out.at[r, n + jnp.arange(1)], jnp.broadcast_to(y.astype(out.dtype), (1,)))
+    return Normed(list(done[: len(forms)]), list(done[len(forms) :]))

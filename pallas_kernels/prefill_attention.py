@@ -5,7 +5,6 @@ and goes through the pages up to its own, from the first to the last, with the r
 streamed softmax; so neither the other pieces of a call nor the size of the table show in its bits.
 """
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +14,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.backend import Impl, triton_call
+from pallas_kernels.backend import Impl, as_data, triton_call
+from pallas_kernels.normed import Form, formed, store
+from pallas_kernels.normed_rows import wide_type
 from pallas_kernels.paged_attention import attend, gated, streamed
 from pallas_kernels.rotary_cache import rotary_cache
 
@@ -38,6 +39,7 @@ def prefill_attention(
     *,
     eps: float,
     impl: Impl,
+    form: Form | None = None,
     heads: int = 2,
     block: int = 32,
     warps: int = 8,
@@ -65,6 +67,7 @@ def prefill_attention(
             already. All of them are attended for.
         eps: of the norms.
         impl: see `Impl`.
+        form: in which the output projection wants `y`; None for as it is.
         heads: query heads a program; they share a key head. With the page it makes the rows of a
             matrix product, and so decides about bits.
         block: tokens that are attended to together, a page or an even part of it; decides about
@@ -73,7 +76,8 @@ def prefill_attention(
         stages: blocks in flight in it.
 
     Returns:
-        `y [P, page, H·d]` in the type of `q_gate`, `k_pages`, `v_pages`.
+        `y [P, page, H·d]` in the type of `q_gate`, or in a form with E4M3 in float16; `k_pages`,
+        `v_pages`.
     """
     P, T = k.shape[:2]
     page, Hkv, d = k_pages.shape[2:]
@@ -100,20 +104,34 @@ def prefill_attention(
     if impl == "plain":
         count = jnp.full(P, T)
         y = attend(q, q_gate, pool_layer, k_pages, v_pages, table, start, count)
-        return y, k_pages, v_pages
+        return (y if form is None else formed(y, form)), k_pages, v_pages
 
     H = q.shape[2]
     heads = min(heads, H // Hkv)
+    # Numbers of layers as data: one kernel is compiled for all of them.
+    index = as_data(pool_layer, form.index if form else 0)
+    args, tree = jax.tree.flatten(
+        (
+            index,
+            q.reshape(P * T, H, d),
+            q_gate.reshape(P * T, H, 2 * d),
+            k_pages,
+            v_pages,
+            table,
+            start,
+            form and form.scale,
+        )
+    )
+
+    def body(*refs: Any) -> None:
+        ins = jax.tree.unflatten(tree, refs[:-1])
+        _attend(*ins, y=refs[-1], heads=heads, block=block, form=form)
+
     y = triton_call(
-        partial(_attend, heads=heads, block=block, pool_layer=np.int32(pool_layer)),
-        q.reshape(P * T, H, d),
-        q_gate.reshape(P * T, H, 2 * d),
-        k_pages,
-        v_pages,
-        table,
-        start,
+        body,
+        *args,
         grid=(H // heads, P),
-        out_shape=jax.ShapeDtypeStruct((P * T, H, d), q.dtype),
+        out_shape=jax.ShapeDtypeStruct((P * T, H * d), wide_type(form, q.dtype)),
         impl=impl,
         name="prefill_attention",
         warps=warps,
@@ -123,22 +141,24 @@ def prefill_attention(
 
 
 def _attend(
+    index: Any,
     q: Any,
     q_gate: Any,
     k_pages: Any,
     v_pages: Any,
     table: Any,
     start: Any,
-    y: Any,
+    scales: Any,
     *,
+    y: Any,
     heads: int,
     block: int,
-    pool_layer: np.int32,
+    form: Form | None,
 ) -> None:
     """Program `(h, n)`: some heads of the piece `P - 1 - n`."""
     # The longest way to go is mostly that of the last piece, which therefore begins first.
     piece = pl.num_programs(1) - 1 - pl.program_id(1)
-    first_head = pl.program_id(0) * heads
+    first_head, pool_layer = pl.program_id(0) * heads, index[0]
     size, Hkv, d = k_pages.shape[2:]
     g = lax.div(first_head, q.shape[1] // Hkv)
 
@@ -170,4 +190,5 @@ def _attend(
     )
     _, _, total, o = lax.fori_loop(0, (last + 1) * parts, attend_block, first)
     gate = plt.load(q_gate.at[row, head, d + whole[None, :]])
-    plt.store(y.at[row, head, whole[None, :]], gated(o / total[:, None], gate))
+    opened = gated(o / total[:, None], gate)
+    store(y, (row,), head * d + whole[None, :], opened, form, scales, index[1])

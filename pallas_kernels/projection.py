@@ -1,7 +1,9 @@
-"""Projections of few rows: `y = h Wᵀ`, for one or several weights in one launch.
+"""Projections of decode rows: `y = h Wᵀ`, for one or several weights in one launch.
 
-A program takes some rows of one weight and all of K, see `pallas_kernels.products`. Sixteen rows
-of `h` cost what one costs; each is treated as if it were alone.
+A program takes some rows of one weight and all of K for up to 64 rows of `h`, each of which is
+treated as if it were alone. K is cut into parts that are added up in a tree, as in
+`pallas_kernels.products`. Parts lie side by side in a tile where the weight has few rows; where it
+has many they take turns, each adding to a total of its own, and no column is computed in vain.
 """
 
 from collections.abc import Sequence
@@ -11,15 +13,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.backend import Impl, as_data, triton_call
 from pallas_kernels.matmul import SPANS, place, scales, source, words
-from pallas_kernels.products import columns, diagonal, product, shape
+from pallas_kernels.products import (
+    columns,
+    diagonal,
+    fetch,
+    multiply,
+    shape,
+    tree_of,
+    width,
+)
 from pallas_kernels.weights import Dense, Fp8, Nvfp4, Weight, linear
 
-MOST = 16
+MOST = 64
 """Rows that share a load of the weights."""
 
 
@@ -29,26 +40,34 @@ class Tiles:
 
     Attributes:
         rows: of a weight a program takes.
-        parts: into which K is split among the rows of a tile.
-        step: elements of a part that are loaded together, at most.
+        parts: into which K is split.
+        beside: parts that lie side by side in a tile; the others take turns.
+        step: elements of a part that are loaded together, at most; half as many if unquantised.
+        width: bytes of the inputs of one product at one place of K, at most: rows times parts side
+            by side times the size of an element.
         warps: a program.
-        stages: loads in flight, if there are several steps.
+        stages: steps on their way from memory, if there are several.
     """
 
     rows: int = 64
     parts: int = 1
+    beside: int = 1
     step: int = 256
+    width: int = 128
     warps: int = 4
     stages: int = 3
 
 
-TALL, SHORT = Tiles(), Tiles(rows=16, parts=4)
-"""For many output features, and for few: the fastest of those tried on an H200."""
+HEAD = Tiles()
+TALL = Tiles(width=64, stages=4)
+SHORT = Tiles(rows=16, parts=4, beside=4)
+"""For the most output features, for many, and for few: the fastest of those tried on an H200."""
 
 
 def tiles_for(weights: Sequence[Dense | Fp8 | Nvfp4]) -> Tiles:
     """How to cut weights that are multiplied in one launch. Rows of inputs must not matter here."""
-    return TALL if sum(shape(w)[0] for w in weights) >= 4096 else SHORT
+    features = sum(shape(w)[0] for w in weights)
+    return HEAD if features >= 1 << 16 else TALL if features >= 4096 else SHORT
 
 
 def reference(
@@ -116,7 +135,8 @@ def _launch(
     tiles: Tiles,
 ) -> list[jax.Array]:
     R = h[0].shape[0]
-    together = min(MOST, 1 << (R - 1).bit_length())
+    widest = max(x.dtype.itemsize for x in h) * tiles.beside
+    together = min(MOST, tiles.width // widest, 1 << (R - 1).bit_length())
     sizes = [shape(w) for w in stacks]
     counts = [-(-n // tiles.rows) for n, _ in sizes]
     flat, tree = jax.tree.flatten((index, h, residual, [words(w) for w in stacks]))
@@ -181,14 +201,25 @@ def _tile(
 ) -> None:
     """Some rows of one weight with some rows of inputs."""
     (N, K), rows, R = size, tiles.rows, out.shape[0]
-    parts, steps = split(tiles.parts, tiles.step, K, kind)
-    stride = K // parts
-    m = jnp.arange(parts * rows)
+    step = tiles.step // 2 if kind is Dense else tiles.step
+    parts, steps = split(tiles.parts, step, K, kind)
+    beside, span = min(tiles.beside, parts), K // parts
+    m = jnp.arange(beside * rows)
     # Rows past the end are taken from its beginning, and not kept.
-    n = (start + m % rows) % N
-    inputs = columns(h, first, R, together, parts, stride)
-    y = product(w, (index,), n, m // rows, stride, steps, inputs, impl)
-    y = diagonal(y, parts, together)
+    n, part, turns = (start + m % rows) % N, m // rows, parts // beside
+    inputs = columns(h, first, R, together, beside, span)
+
+    def add(turn: int, number: Any, total: jax.Array) -> jax.Array:
+        raw = fetch(w, (index,), n, turn * beside + part, span, span // steps, number)
+        x = inputs(turn * beside * span + number * (span // steps), span // steps)
+        return total + multiply(kind, raw, x, impl)
+
+    def add_all(number: Any, totals: list[jax.Array]) -> list[jax.Array]:
+        return [add(turn, number, total) for turn, total in enumerate(totals)]
+
+    zero = jnp.zeros((m.shape[0], width(beside, together)), jnp.float32)
+    totals = lax.fori_loop(0, steps, add_all, [zero] * turns)
+    y = tree_of([diagonal(total, beside, together) for total in totals])
     n = start + jnp.arange(rows)
     scale = scales(w, (index,), n % N, N, impl)
     if scale is not None:

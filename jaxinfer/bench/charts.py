@@ -136,9 +136,14 @@ def _startup(figure: "Figure", lines: Sequence[Line]) -> None:
 
 
 def _kernels(figure: "Figure", lines: Sequence[Line]) -> None:
-    names = [f"{line['streams']} at {line['context']:,}, {line['rows']} rows" for line in lines]
+    names = [
+        f"prompt of {line['prompt']:,}"
+        if "prompt" in line
+        else f"{line['streams']} at {line['context']:,}, {line['rows']} rows"
+        for line in lines
+    ]
     parts = [{**x["families_microseconds"], "gaps": x["gaps_microseconds"]} for x in lines]
-    _stacked(figure, names, parts, "microseconds a decode step")
+    _stacked(figure, names, parts, "microseconds a decode step, or a prompt")
 
 
 def _ablation(figure: "Figure", lines: Sequence[Line]) -> None:

@@ -1,20 +1,22 @@
-"""A decode step, kernel by kernel: the time of each family, and the gaps between kernels."""
+"""A decode step, or a prompt, kernel by kernel: the time of each family, and the gaps between."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
 from jaxinfer.bench.decode import Point, Record
-from jaxinfer.bench.engines import make_plan, standing_engine
-from jaxinfer.bench.roofline import shares, traffic
+from jaxinfer.bench.engines import PREFILL_TOKENS, make_engine, make_plan, standing_engine
+from jaxinfer.bench.measure import run
+from jaxinfer.bench.roofline import prefill_roofline, shares, traffic
 from jaxinfer.bench.subjects import Subject
-from jaxinfer.bench.trace import break_down, record
+from jaxinfer.bench.trace import Breakdown, break_down, record
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.request import SamplingParams
 
 SHOWN = 25
-"""Kernels that are told by name."""
+"""Kernels of a step that are told by name."""
 
 
 def measure_kernels(
@@ -56,24 +58,68 @@ def measure_kernels(
             "rows": rows,
             "kernels": sorted(plan.kernels),
             "steps_traced": calls * steps,
-            "families_microseconds": _rounded(made.families),
-            "gaps_microseconds": round(made.gaps, 2),
-            "busy_microseconds": round(made.busy, 2),
-            "kernels_a_step": round(sum(runs for _, runs in made.names.values()), 1),
-            "longest_kernels": {
-                name: {"microseconds": round(time, 2), "runs": round(runs, 2)}
-                for name, (time, runs) in list(made.names.items())[:SHOWN]
-            },
+            **_told(made, SHOWN),
             **shares(moved.total, took, jax.devices()[0].device_kind),
         }
         del engine  # its pools make room for the next one's
+
+
+def measure_prefill_kernels(
+    subject: Subject,
+    sizes: Sequence[int],
+    *,
+    kernels: frozenset[str] | None = None,
+    prefill_tokens: int = PREFILL_TOKENS,
+) -> Iterator[Record]:
+    """Trace a prompt of each size up to its first token, after one of the same size.
+
+    Gaps are those between its first and its last kernel: what the host does before and after is in
+    `prefill`'s time to the first token, and not here. See `prefill.measure_prefill` for the
+    arguments.
+    """
+    plan = make_plan(subject, None, 0, kernels)
+    kind = jax.devices()[0].device_kind
+    # One token: no decode call is made, nor compiled.
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, prefix_cache=False)
+    engine = make_engine(
+        subject, plan, streams=1, context=max(sizes) + 1, steps=1, prefill_tokens=prefill_tokens
+    )
+    for size in sizes:
+        first, second = subject.prompts(2, size, seed=size)
+        run(engine, [first], sampling)
+        calls = engine.stats().counters.prefill_calls
+        made = break_down(record(lambda second=second: run(engine, [second], sampling)), 1)
+        calls = engine.stats().counters.prefill_calls - calls
+        took = (made.busy + made.gaps) / 1e6
+        least = prefill_roofline(subject.cfg, subject.params, size, calls, kind)
+        told = not math.isnan(least)
+        yield {
+            "model": subject.name,
+            "weights": subject.weights,
+            "prompt": size,
+            "prefill_calls": calls,
+            "kernels": sorted(plan.kernels),
+            **_told(made, None),
+            "roofline_milliseconds": round(1e3 * least, 4) if told else None,
+            "share_of_roofline": round(least / took, 4) if told else None,
+        }
+
+
+def _told(made: Breakdown, shown: int | None) -> dict[str, Any]:
+    """Families, gaps, and the kernels that take longest; None for all of them."""
+    return {
+        "families_microseconds": {name: round(time, 2) for name, time in made.families.items()},
+        "gaps_microseconds": round(made.gaps, 2),
+        "busy_microseconds": round(made.busy, 2),
+        "kernels_a_step": round(sum(runs for _, runs in made.names.values()), 1),
+        "longest_kernels": {
+            name: {"microseconds": round(time, 2), "runs": round(runs, 2)}
+            for name, (time, runs) in list(made.names.items())[:shown]
+        },
+    }
 
 
 def _read(engine: Engine, calls: int) -> None:
     """Step until so many more results have been read."""
     for _ in range(calls):
         engine.step()
-
-
-def _rounded(times: dict[str, float]) -> dict[str, Any]:
-    return {name: round(time, 2) for name, time in times.items()}

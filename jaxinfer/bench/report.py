@@ -85,15 +85,18 @@ TABLES: Mapping[str, tuple[str, Columns]] = {
         ),
     ),
     "kernels": (
-        "A decode step by kernel",
+        "A decode step, or a prompt, by kernel",
         (
             ("streams", "streams"),
             ("context", "context"),
             ("rows", "rows"),
-            ("kernels a step", "kernels_a_step"),
+            ("tokens of a prompt", "prompt"),
+            ("calls", "prefill_calls"),
+            ("kernels", "kernels_a_step"),
             ("us busy", "busy_microseconds"),
             ("us of gaps", "gaps_microseconds"),
             *_ROOF,
+            ("share of the bound", "share_of_roofline"),
         ),
     ),
     "ablation": (
@@ -130,11 +133,12 @@ PARTS: Mapping[str, tuple[str, str, Columns]] = {
     ),
     "kernels": (
         "families_microseconds",
-        "By family, in microseconds a step:",
+        "By family, in microseconds a step or a prompt:",
         (
             ("streams", "streams"),
             ("context", "context"),
             ("rows", "rows"),
+            ("tokens of a prompt", "prompt"),
             ("family", "name"),
             ("us", "value"),
         ),

@@ -16,7 +16,7 @@ RULES: Sequence[tuple[str, str]] = (
     (r"gemm|gemv|nvjet|cutlass|cublas|xmma|^dot", "matrix products of libraries"),
     (r"fusion|^loop_|^input_|^wrapped_", "XLA's fusions"),
     (r"memcpy|memset|^copy", "copies"),
-    (r"expert|moe|router|gate_up", "experts"),
+    (r"expert|moe|router|gate_up|weighted_sum", "experts"),
     (r"delta|gdn|conv1d|causal|gated_norm", "delta"),
     (r"attention|attend|rotary", "attention"),
     (r"head|logit|sampl|likeliest|argmax|top_?k|sort", "sampling"),
@@ -125,7 +125,7 @@ def break_down(found: Sequence[Kernel], steps: int) -> Breakdown:
 
 def _unnumbered(name: str) -> str:
     """`fusion_12` and `fusion.7` as one: the same kernel of different layers."""
-    return re.sub(r"([._]\d+)+$", "", name)
+    return re.sub(r"([._]+\d+)+$", "", name)
 
 
 def _names(

@@ -218,6 +218,38 @@ def load(
     )
 
 
+@app.command("all")
+def everything(
+    model: Model = "full",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="decode, verify, prefill, load or kernels.  [default: all of them]"),
+    ] = None,
+    kernels: Kernels = None,
+    out: Out = None,
+) -> None:
+    """Decode, verify, prefill, load and kernels as by default, with one set of weights.
+
+    One that fails does not keep the others from being measured.
+
+    Example: `jaxinfer bench all --model full --out lines.jsonl`
+    """
+    from jaxinfer.bench.everything import BENCHES, measure_everything
+
+    families = _checked(kernels, None)
+    if unknown := sorted(set(only or ()) - set(BENCHES)):
+        raise ValueError(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHES)}")
+    failures = []
+    for name, records in measure_everything(_subject(model), only or list(BENCHES), families):
+        try:
+            _tell(name, records, out, None)
+        except Exception as error:
+            typer.echo(f"{name} failed: {error}", err=True)
+            failures.append(name)
+    if failures:
+        raise typer.Exit(1)
+
+
 @app.command()
 def startup(
     files: Annotated[Path, typer.Argument(help="A checkpoint, best in the engine's own format.")],
@@ -259,25 +291,34 @@ def kernels(
     kernels: Kernels = None,
     drafts: Annotated[int, typer.Option(min=0, help="Verified in every step.")] = 0,
     drafter: Annotated[str, typer.Option(help="Where they come from: ngram or mtp.")] = "ngram",
+    prefill: Annotated[
+        list[int] | None, typer.Option(help="Instead, prompts of so many tokens.")
+    ] = None,
     out: Out = None,
     chart: Chart = None,
 ) -> None:
-    """A decode step by kernel and family, from the profiler's trace.
+    """A decode step, or a prompt, by kernel and family, from the profiler's trace.
 
     Example: `jaxinfer bench kernels --model full --at 1x128`
     """
-    from jaxinfer.bench.kernels import measure_kernels
+    from jaxinfer.bench.kernels import measure_kernels, measure_prefill_kernels
 
+    if at and prefill:
+        raise ValueError("--at is about decode steps, --prefill about prompts: give one of them")
     families, points = _checked(kernels, chart), _points(at or ["1x128"])
-    records = measure_kernels(
-        _subject(model),
-        points,
-        steps=steps,
-        calls=calls,
-        kernels=families,
-        speculation=drafter if drafts else None,
-        drafts=drafts,
-    )
+    subject = _subject(model)
+    if prefill:
+        records = measure_prefill_kernels(subject, prefill, kernels=families)
+    else:
+        records = measure_kernels(
+            subject,
+            points,
+            steps=steps,
+            calls=calls,
+            kernels=families,
+            speculation=drafter if drafts else None,
+            drafts=drafts,
+        )
     _tell("kernels", records, out, chart)
 
 

@@ -107,7 +107,7 @@ def build_engine(
             batches=tuple(sorted({*batches, slots})),
             steps=steps,
             prefill_budget=prefill_budget,
-            prefill_tokens=max(prefill_budget, 2 * CHUNK if on_host else 16 * CHUNK),
+            prefill_tokens=max(prefill_budget, (2 if on_host else 32) * CHUNK),
             kv_dtype=KV_DTYPES[kv_dtype],
             prefix_cache=prefix_cache,
             cache_bytes=cache_bytes,

@@ -1,7 +1,5 @@
 """Gated full attention with partial, interleaved multimodal rotary embedding."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,7 @@ from jaxinfer.qwen.mode import TRAIN, Mode
 from jaxinfer.qwen.norms import rms_norm
 from jaxinfer.qwen.params import Attention
 from jaxinfer.qwen.products import add_product, form_after, normed_products
-from pallas_kernels import each, rowwise
+from pallas_kernels import each, rowwise, sealed
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.prefill_attention import prefill_attention
 
@@ -37,6 +35,10 @@ def rotary(cfg: Config, positions: jax.Array, mode: Mode) -> tuple[jax.Array, ja
         angle = rows[:, axis].astype(jnp.float32) * frequency.astype(np.float32)
         return jnp.cos(angle), jnp.sin(angle)
 
+    if mode.chunked and mode.impl("attention") == "kernel":
+        # On a GPU each number is a thread's own: all at once, they are computed alike.
+        cos, sin = sealed(angles, positions.reshape(-1, 3))
+        return cos.reshape(*positions.shape[:2], half), sin.reshape(*positions.shape[:2], half)
     return rowwise(angles, mode.tile, positions)
 
 
@@ -68,7 +70,7 @@ def attention(
     impl = mode.impl("attention")
     if impl != "plain":
         form = form_after(p.o_proj, layer, mode)
-        kernel = prefill_attention if mode.chunked else partial(paged_attention, form=form)
+        kernel = prefill_attention if mode.chunked else paged_attention
         y, k, v = kernel(
             q_gate,
             k,
@@ -83,6 +85,7 @@ def attention(
             *place,
             eps=cfg.rms_norm_eps,
             impl=impl,
+            form=form,
         )
         ready = form is not None
         return add_product(x, y, p.o_proj, layer, mode, ready), cache._replace(k=k, v=v)

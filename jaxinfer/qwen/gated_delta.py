@@ -104,8 +104,7 @@ def gated_delta(
         held = None
     else:
         y, state, held = _rows(p, layer, cfg, qkv, z, b, a, state, which, mode)
-    ready = held is not None and mode.impl("delta") != "plain"
-    ready &= form_after(p.out_proj, layer, mode) is not None
+    ready = mode.impl("delta") != "plain" and form_after(p.out_proj, layer, mode) is not None
     return add_product(x, y, p.out_proj, layer, mode, ready), state, held
 
 
@@ -140,7 +139,7 @@ def _pieces(
     impl = mode.impl("delta")
     if impl != "plain":
         places = Places(pieces.slot, pieces.start, pieces.valid, pieces.source, pieces.snapshot)
-        y, recurrent, window = delta_chunks(
+        y, recurrent, conv = delta_chunks(
             qkv,
             a,
             b,
@@ -153,10 +152,8 @@ def _pieces(
             scratch=scratch,
             eps=cfg.rms_norm_eps,
             impl=impl,
+            form=form_after(p.out_proj, layer, mode),
         )
-        conv = state.conv
-        for entry in entries:
-            conv = conv.at[layer, entry].set(window)
         return y, replace(state, conv=conv, recurrent=recurrent)
     inputs = rowwise(lambda *rows: _gated(p, layer, *rows), mode.tile, qkv, b, a)
     o, after = _piece_by_piece(cfg, p.conv1d[layer], layer, state, inputs, pieces)

@@ -1,7 +1,5 @@
 """Mixture of experts: a router, `k` of `E` experts a token, and a gated shared expert."""
 
-from functools import reduce
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -11,22 +9,21 @@ from jaxinfer.qwen.mode import Mode
 from jaxinfer.qwen.params import Moe
 from jaxinfer.qwen.products import form, normed_products
 from pallas_kernels import Dense, Impl, Observed, dequantise, each, linear, rowwise, take
-from pallas_kernels.experts import expert_inner, expert_outer
-from pallas_kernels.grouped_experts import grouped_experts
-from pallas_kernels.matmul import matmul, place
-from pallas_kernels.normed import normed
+from pallas_kernels.experts import Layer, experts
+from pallas_kernels.grouped_experts import Shared, all_experts
+from pallas_kernels.matmul import matmuls, place
+from pallas_kernels.normed import Form, normed
+from pallas_kernels.normed_rows import normed_rows
 from pallas_kernels.routing import route, swiglu
 
 
 def moe(p: Moe, layer: int, cfg: Config, x: jax.Array, mode: Mode) -> jax.Array:
     """`x + routed(h) + sigmoid(h · gate) · shared(h)` with `h = norm(x)`, for `x [B, T, D]`."""
     impl = mode.impl("experts") if _fit(p, layer) else "plain"
-    if impl != "plain" and not mode.chunked:
-        return _few_rows(p, layer, cfg, x, impl)
+    if impl != "plain":
+        return (_many_rows if mode.chunked else _few_rows)(p, layer, cfg, x, impl)
     projections = (p.router, p.shared_gate)
     h, (logits, gate) = normed_products(x, p.norm, projections, layer, cfg.rms_norm_eps, mode)
-    if impl != "plain":
-        return _many_rows(p, layer, cfg, x, h, logits, gate, impl)
     chosen, weights, shared = rowwise(
         lambda *rows: _front(p, layer, cfg, *rows), mode.tile, h, logits, gate
     )
@@ -56,40 +53,28 @@ def _few_rows(p: Moe, layer: int, cfg: Config, x: jax.Array, impl: Impl) -> jax.
     """Each row through its own experts, all rows in the same few kernels."""
     rows, k = x.reshape(-1, x.shape[-1]), cfg.num_experts_per_tok
     forms = [form(w, layer) for w in (p.gate_up, p.shared_gate_up)]
-    after = form(p.down, layer).kind, form(p.shared_down, layer).kind
     small = [place(w, layer) for w in (p.router, p.shared_gate)]
     first = normed(rows, p.norm, layer, forms, small, eps=cfg.rms_norm_eps, impl=impl)
-    logits, gate = first.products
-    h, h_shared = first.h
-    inner = expert_inner(
-        h, h_shared, logits, p.gate_up, p.shared_gate_up, layer, k, after, impl=impl
-    )
-    y = expert_outer(rows, inner, logits, gate, p.down, p.shared_down, layer, k, impl=impl)
+    (h, h_shared), (logits, gate) = first
+    weights = Layer(p.gate_up, p.shared_gate_up, p.down, p.shared_down)
+    y = experts(rows, h, h_shared, logits, gate, weights, layer, k, impl=impl)
     return y.reshape(x.shape)
 
 
-def _many_rows(
-    p: Moe,
-    layer: int,
-    cfg: Config,
-    x: jax.Array,
-    h: jax.Array,
-    logits: jax.Array,
-    gate: jax.Array,
-    impl: Impl,
-) -> jax.Array:
+def _many_rows(p: Moe, layer: int, cfg: Config, x: jax.Array, impl: Impl) -> jax.Array:
     """All rows through every expert that one of them was sent to."""
-    rows, k = (a.reshape(-1, a.shape[-1]) for a in (h, logits, gate)), cfg.num_experts_per_tok
-    h, logits, gate = rows
-    top, chosen = lax.top_k(logits.astype(jnp.float32), k)
-    # Added up in an order that is written down: a reduction's may depend on the number of rows.
-    shares = jnp.exp(top - top[:, :1])
-    weights = shares / reduce(jnp.add, [shares[:, j] for j in range(k)])[:, None]
-    routed = grouped_experts(h, chosen, weights, p.gate_up, p.down, layer, impl=impl)
-    inner = swiglu(matmul(h, p.shared_gate_up, layer, impl=impl))
-    shared = matmul(inner, p.shared_down, layer, impl=impl).astype(jnp.float32)
-    y = routed + jax.nn.sigmoid(gate.astype(jnp.float32)) * shared
-    return x + y.astype(x.dtype).reshape(x.shape)
+    rows = x.reshape(-1, x.shape[-1])
+    kinds = [Dense, *(type(place(w, layer)[0]) for w in (p.gate_up, p.shared_gate_up))]
+    forms = {kind: Form(kind) for kind in kinds}
+    eps = cfg.rms_norm_eps
+    made = normed_rows(rows, p.norm, layer, list(forms.values()), eps=eps, impl=impl)
+    h = dict(zip(forms, made, strict=True))
+    small = [p.router, p.shared_gate]
+    logits, gate = matmuls([h[Dense]] * 2, small, layer, dtype=x.dtype, impl=impl)
+    shared = Shared(h[kinds[2]], gate, p.shared_gate_up, p.shared_down, rows)
+    k = cfg.num_experts_per_tok
+    y = all_experts(h[kinds[1]], logits, p.gate_up, p.down, shared, layer, k, impl=impl)
+    return y.reshape(x.shape)
 
 
 def _front(

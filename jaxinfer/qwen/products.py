@@ -8,8 +8,9 @@ import jax
 from jaxinfer.qwen.mode import Mode
 from jaxinfer.qwen.norms import rms_norm
 from pallas_kernels import Dense, Fp8, Observed, Weight, linear, rowwise
-from pallas_kernels.matmul import matmul, place
+from pallas_kernels.matmul import matmul, matmuls, place
 from pallas_kernels.normed import Form, formed, normed
+from pallas_kernels.normed_rows import normed_rows
 from pallas_kernels.products import shape
 from pallas_kernels.projection import project
 
@@ -70,8 +71,8 @@ def normed_products(
         return rowwise(rows, mode.tile, x)
     lead, flat = x.shape[:2], x.reshape(-1, x.shape[-1])
     if mode.chunked:
-        h = _normed(x, norm, layer, eps, mode)
-        out = [matmul(h, w, layer, impl=impl) for w in weights]
+        h, *inputs = norm_for(flat, norm, layer, weights, eps, mode)
+        out = matmuls(inputs, weights, layer, dtype=x.dtype, impl=impl)
         return h.reshape(x.shape), [y.reshape(*lead, -1) for y in out]
 
     small: dict[int, tuple[Dense, int]] = {}
@@ -90,6 +91,20 @@ def normed_products(
     return first.h[0].reshape(x.shape), [out[i].reshape(*lead, -1) for i in range(len(weights))]
 
 
+def norm_for(
+    x: jax.Array, norm: jax.Array, layer: int, weights: Sequence[Weight], eps: float, mode: Mode
+) -> list[jax.Array]:
+    """Many rows `[M, D]` normed: as they are, then as each weight's product wants them."""
+    wanted = [Form(Dense), *(form(w, layer) for w in weights)]
+    # Without a scale the form is the kind's.
+    places = [(f.kind, i if f.scale is not None else None) for i, f in enumerate(wanted)]
+    distinct = dict(zip(reversed(places), reversed(wanted), strict=True))
+    impl = mode.impl("projection")
+    rows = normed_rows(x, norm, layer, list(distinct.values()), eps=eps, impl=impl)
+    made = dict(zip(distinct, rows, strict=True))
+    return [made[place] for place in places]
+
+
 def add_product(
     x: jax.Array, y: jax.Array, w: Weight, layer: int, mode: Mode, ready: bool = False
 ) -> jax.Array:
@@ -98,6 +113,9 @@ def add_product(
     if impl == "plain" or isinstance(w, Observed):
         return rowwise(lambda x, y: x + linear(y, w, layer, x.dtype), mode.tile, x, y)
     flat, rows = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
+    if mode.chunked and ready:
+        how: Any = {"residual": flat, "dtype": x.dtype, "impl": impl}
+        return matmuls([rows], [w], layer, **how)[0].reshape(x.shape)
     if mode.chunked:
         return matmul(rows, w, layer, residual=flat, impl=impl).reshape(x.shape)
     rows = rows if ready else formed(rows, form(w, layer))
@@ -107,12 +125,12 @@ def add_product(
 
 def form_after(w: Weight, layer: int, mode: Mode) -> Form | None:
     """The form in which a kernel may leave its result for `add_product`; None: as it is."""
-    few = mode.impl("projection") != "plain" and not mode.chunked
-    return form(w, layer) if few and not isinstance(w, Observed) else None
+    kernel = mode.impl("projection") != "plain"
+    return form(w, layer) if kernel and not isinstance(w, Observed) else None
 
 
 def form(w: Weight, layer: int) -> Form:
-    """How decode steps' products with a weight want their inputs."""
+    """How products with a weight want their inputs."""
     one, at = place(w, layer)
     return Form(type(one), one.input_scale if isinstance(one, Fp8) else None, at)
 

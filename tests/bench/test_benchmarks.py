@@ -18,7 +18,7 @@ from jaxinfer.bench import ablation, first_token, startup, subjects
 from jaxinfer.bench.ablation import measure_ablation, variants
 from jaxinfer.bench.decode import Point, decode_at
 from jaxinfer.bench.engines import make_plan, standing_engine
-from jaxinfer.bench.kernels import measure_kernels
+from jaxinfer.bench.kernels import measure_kernels, measure_prefill_kernels
 from jaxinfer.bench.load import Load, measure_load
 from jaxinfer.bench.measure import run
 from jaxinfer.bench.subjects import Subject, subject
@@ -79,6 +79,16 @@ def test_a_step_is_broken_down_by_kernel(toy: Subject) -> None:
     assert line["steps_traced"] == 4
     assert line["busy_microseconds"] > 0
     assert sum(line["families_microseconds"].values()) >= line["busy_microseconds"] * 0.99
+
+
+def test_a_prompt_is_broken_down_by_kernel(toy: Subject) -> None:
+    short, long = measure_prefill_kernels(toy, [40, 100], prefill_tokens=64)
+    assert (short["prefill_calls"], long["prefill_calls"]) == (1, 2)
+    for line in (short, long):
+        assert line["busy_microseconds"] > 0
+        assert line["kernels_a_step"] >= len(line["longest_kernels"])
+        assert sum(line["families_microseconds"].values()) >= line["busy_microseconds"] * 0.99
+    json.dumps(long)
 
 
 def test_both_loops_answer_every_request(toy: Subject) -> None:
@@ -209,6 +219,7 @@ def test_help_has_an_example(command: str) -> None:
         (("decode", "--model", "toy", "--kernels", "magic"), "no family of kernels ['magic']"),
         (("decode", "--model", "tiny_qwen", "--peer", "stub"), "peers run models drawn at random"),
         (("load", "--model", "toy", "--peer", "stub", "--peer-options", "no"), "a JSON object"),
+        (("kernels", "--at", "1x64", "--prefill", "64"), "give one of them"),
         (("ablation", "--only", "99"), "there is no variant 99"),
         (("prefill", "--model", "nowhere"), "nowhere is not a directory"),
     ],

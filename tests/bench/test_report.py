@@ -58,6 +58,10 @@ def test_a_table_has_the_values_and_leaves_empty_columns_out() -> None:
 def test_acceptance_and_families_have_tables_of_their_own() -> None:
     assert "| 1 | ngram | code | greedy | 7 |" in section("verify", [line("verify")])
     assert "| 1 | 128 | 1 | delta | 5 |" in section("kernels", [line("kernels")])
+    prompt = {"prompt": 64, "families_microseconds": {"delta": 5.0}, "share_of_roofline": 0.25}
+    page = section("kernels", [{"bench": "kernels", **prompt, **COMMON}])
+    assert "| 64 | 0.25 |" in page
+    assert "| 64 | delta | 5 |" in page
 
 
 def test_a_page_has_a_section_for_each_benchmark_that_was_run(tmp_path: Path) -> None:

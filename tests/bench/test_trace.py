@@ -52,6 +52,8 @@ def test_times_are_added_up_by_family_and_by_name_without_numbers() -> None:
     ("name", "kind"),
     [
         ("expert_inner", "experts"),
+        ("weighted_sum", "experts"),
+        ("matmul_8256x2048", "projection"),
         ("project", "projection"),
         ("paged_attention_sum", "attention"),
         ("rotary_cache", "attention"),

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.grouped_experts import TILES, group, grouped_experts
-from pallas_kernels.matmul import Tiles
+from pallas_kernels.grouped_experts import FEW, MANY, TILES, Shared, all_experts, grouped_experts
+from pallas_kernels.grouping import choose_experts, group
+from pallas_kernels.matmul import Tiles, in_order
+from pallas_kernels.routing import route, swiglu
 from pallas_kernels.weights import Dense, Fp8, Nvfp4, Weight, linear
 
 
@@ -51,7 +53,7 @@ def assert_close(out: jax.Array, expected: jax.Array) -> None:
 def test_interpreted_kernel_is_the_reference(kind: str) -> None:
     layer, rows = random_layer(kind, 8, 128, 32), random_rows(20, 128, 8, 3)
     tiles = Tiles(rows=16, cols=64, depth=128)
-    out = grouped_experts(*rows, *layer, 1, impl="interpret", up_tiles=tiles, down_tiles=tiles)
+    out = grouped_experts(*rows, *layer, 1, impl="interpret", tiles=tiles)
     assert out.dtype == jnp.float32
     assert_close(out, grouped_experts(*rows, *layer, 1, impl="plain"))
 
@@ -88,10 +90,50 @@ def test_pairs_are_sorted_and_cut(order: list[list[int]], skewed: bool) -> None:
     np.testing.assert_array_equal(covered, np.arange(18))
 
 
-def test_tiles_of_different_height_are_refused() -> None:
-    layer, rows = random_layer("dense", 2, 32, 32), random_rows(2, 32, 2, 1)
-    with pytest.raises(ValueError, match="32 and 16"):
-        grouped_experts(*rows, *layer, 0, impl="interpret", down_tiles=replace(TILES, rows=16))
+@pytest.mark.parametrize("kind", ["dense", "nvfp4"])
+def test_routed_and_shared_experts_are_added_to_the_residual_stream(kind: str) -> None:
+    E, D, inner, k = 8, 128, 32, 2
+    layer = random_layer(kind, E, D, inner)
+    up, down = jax.tree.map(lambda a: a[:, 0], random_layer(kind, 1, D, 2 * inner))
+    rng, (h, _, _) = np.random.default_rng(3), random_rows(20, D, E, k)
+    x, logits, gate = (jnp.asarray(rng.normal(size=(20, n)), jnp.bfloat16) for n in (D, E, 1))
+    ordered = in_order(h, Dense if kind == "dense" else Nvfp4)
+    shared = Shared(ordered, gate, up, down, x)
+    tiles = Tiles(rows=16, cols=64, depth=128)
+    out = all_experts(ordered, logits, *layer, shared, 1, k, impl="interpret", tiles=tiles)
+    assert out.dtype == x.dtype
+    chosen, weights = route(logits, k)
+    y = grouped_experts(h, chosen, weights, *layer, 1, impl="plain")
+    y += jax.nn.sigmoid(gate.astype(jnp.float32)) * linear(
+        swiglu(linear(h, up, 1)), down, 1
+    ).astype(jnp.float32)
+    assert_close(out, (x + y.astype(x.dtype)).astype(jnp.float32))
+
+
+def test_experts_are_chosen_as_by_the_reference() -> None:
+    rng = np.random.default_rng(4)
+    # Few different values: many logits are equal.
+    logits = jnp.asarray(rng.integers(-4, 4, (12, 16)) / 2, jnp.bfloat16)
+    chosen, weights = choose_experts(logits, 4, "interpret")
+    expected = route(logits, 4)
+    np.testing.assert_array_equal(chosen, expected[0])
+    np.testing.assert_allclose(weights, expected[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["dense", "nvfp4"])
+def test_tiles_and_company_change_no_bits_in_the_interpreter(kind: str) -> None:
+    layer, rows = random_layer(kind, 4, 256, 64), random_rows(40, 256, 4, 2)
+    high = Tiles(rows=64, cols=64, depth=128)
+    expected = np.asarray(grouped_experts(*rows, *layer, 1, impl="interpret", tiles=high))
+    for height in (16, 32):
+        tiles = replace(high, rows=height)
+        out = grouped_experts(*rows, *layer, 1, impl="interpret", tiles=tiles)
+        np.testing.assert_array_equal(out, expected)
+    h, chosen, weights = (a[5:8] for a in rows)
+    out = grouped_experts(
+        h, chosen, weights, *layer, 1, impl="interpret", tiles=replace(high, rows=16)
+    )
+    np.testing.assert_array_equal(out, expected[5:8])
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +172,6 @@ def test_bits_do_not_depend_on_the_tile(real_layer: tuple[Weight, Weight]) -> No
     """What allows other tiles for long prompts than for short ones."""
     rows = random_rows(320, 2048, 256, 8)
     expected = np.asarray(grouped_experts(*rows, *real_layer, 1, impl="kernel"))
-    for height in (16, 64, 128):
-        for tiles in (replace(TILES, rows=height), Tiles(height, 128, 128, 4, 3)):
-            out = grouped_experts(
-                *rows, *real_layer, 1, impl="kernel", up_tiles=tiles, down_tiles=tiles
-            )
-            np.testing.assert_array_equal(out, expected, str(tiles))
+    for tiles in (FEW, TILES, MANY, replace(MANY, rows=128), Tiles(64, 128, 128, 4, 3)):
+        out = np.asarray(grouped_experts(*rows, *real_layer, 1, impl="kernel", tiles=tiles))
+        np.testing.assert_array_equal(out, expected, str(tiles))

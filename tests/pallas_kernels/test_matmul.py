@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.matmul import LARGE, SMALL, Tiles, in_order, matmul, source
+from pallas_kernels.matmul import SIZES, Tiles, choose, in_order, matmul, matmuls, source
+from pallas_kernels.normed import Form
+from pallas_kernels.normed_rows import normed_rows
 from pallas_kernels.weights import Dense, Fp8, Nvfp4, PerLayer, Weight
 
 KINDS = ["dense", "fp8", "fp8_static", "nvfp4"]
@@ -76,6 +78,45 @@ def test_a_matrix_may_stand_alone_or_among_other_formats() -> None:
     np.testing.assert_array_equal(matmul(x, Dense(dense.w[1]), None, impl="interpret"), second)
 
 
+def test_products_together_are_the_same_as_alone() -> None:
+    """The norm leaves the inputs; of three weights two are high enough for kernels of their own."""
+    kinds = [("fp8_static", 128), ("dense", 16), ("nvfp4", 64)]
+    weights = [random_weight(kind, N, 128) for kind, N in kinds]
+    x, norm = random_rows(20, 128), random_rows(2, 128, seed=5) * 0.1
+    fp8 = weights[0]
+    assert isinstance(fp8, Fp8)
+    forms = [Form(Fp8, fp8.input_scale, 1), Form(Dense), Form(Nvfp4)]
+    rows = normed_rows(x, norm, 1, forms, eps=1e-6, impl="interpret")
+    assert [r.dtype for r in rows] == [jnp.float16, jnp.bfloat16, jnp.bfloat16]
+    plain = normed_rows(x, norm, 1, forms, eps=1e-6, impl="plain")
+    for row, expected in zip(rows, plain, strict=True):
+        np.testing.assert_allclose(
+            np.asarray(row, np.float32), np.asarray(expected, np.float32), rtol=2.0**-7
+        )
+    out = matmuls(rows, weights, 1, dtype=jnp.bfloat16, impl="interpret")
+    # The dense weight wants its rows as they are.
+    for y, w in zip(out, weights, strict=True):
+        assert_close(y, matmul(rows[1], w, 1, impl="plain"))
+
+
+def test_short_prompts_are_cut_into_lower_tiles() -> None:
+    for M in (64, 128, 1024):
+        for N in (257, 2048, 12288):
+            tiles = choose(M, N)
+            programs = -(-M // tiles.rows) * -(-N // tiles.cols)
+            assert programs >= 100 or tiles == SIZES[-1]
+
+
+@pytest.mark.parametrize(("kind", "N"), [("dense", 8), ("fp8_static", 128), ("nvfp4", 128)])
+def test_tiles_and_company_change_no_bits_in_the_interpreter(kind: str, N: int) -> None:
+    w, x = random_weight(kind, N, 256), random_rows(70, 256)
+    expected = np.asarray(matmul(x, w, 1, impl="interpret", tiles=SIZES[0]), np.float32)
+    out = matmul(x, w, 1, impl="interpret", tiles=SIZES[3])
+    np.testing.assert_array_equal(np.asarray(out, np.float32), expected)
+    part = matmul(x[3:9], w, 1, impl="interpret")
+    np.testing.assert_array_equal(np.asarray(part, np.float32), expected[3:9])
+
+
 @pytest.mark.parametrize("kind", [Dense, Fp8, Nvfp4])
 @pytest.mark.parametrize("K", [32, 64, 96, 512])
 def test_every_input_is_multiplied_once(kind: type, K: int) -> None:
@@ -111,18 +152,12 @@ def test_bits_of_a_row_do_not_depend_on_the_others(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["qkv", "out", "shared_gate_up", "router"])
+@pytest.mark.parametrize("name", ["qkv", "out", "shared_gate_up", "router", "gates"])
 def test_bits_do_not_depend_on_the_tile(name: str) -> None:
     """What allows other tiles for long prompts than for short ones."""
     kind, N, K = REAL[name]
     w, x = random_weight(kind, N, K), random_rows(320, K)
     expected = np.asarray(matmul(x, w, 1, impl="kernel"), np.float32)
-    for tiles in [
-        SMALL,
-        LARGE,
-        replace(LARGE, cols=256),
-        replace(SMALL, rows=16),
-        replace(SMALL, rows=32, cols=128, warps=8),
-    ]:
+    for tiles in [*SIZES, replace(SIZES[0], cols=256), replace(SIZES[3], depth=64, warps=8)]:
         out = matmul(x, w, 1, impl="kernel", tiles=tiles)
         np.testing.assert_array_equal(np.asarray(out, np.float32), expected, str(tiles))

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.normed import Form, formed
 from pallas_kernels.prefill_attention import prefill_attention
+from pallas_kernels.weights import Fp8
 from tests.pallas_kernels.attention_inputs import REAL, SMALL, Case, Sizes, case, close, run
 
 FEW = {"heads": 2, "block": 8}
@@ -62,6 +64,13 @@ def test_bits_do_not_depend_on_how_a_prompt_is_split() -> None:
     together, *pages = run(prefill_attention, filled_up(c), "interpret", **FEW)
     np.testing.assert_array_equal(in_calls_of_one(c, "interpret", **FEW), together[:4])
     assert np.isnan(pages[0][:, 0]).all()
+
+
+def test_outputs_may_be_in_the_form_of_what_follows() -> None:
+    c, form = pieces(SMALL), Form(Fp8, jnp.array([0.5, 0.02]), 1)
+    y = run(prefill_attention, c, "interpret", form=form, **FEW)[0]
+    plain = jnp.asarray(run(prefill_attention, c, "interpret", **FEW)[0], jnp.bfloat16)
+    np.testing.assert_array_equal(y, np.asarray(formed(plain, form), np.float32))
 
 
 def test_a_piece_that_is_not_a_page_is_refused() -> None:

@@ -22,9 +22,7 @@ def _choose(rng: np.random.Generator, shape: tuple[int, ...], sizes: Sizes) -> n
 def _by_tiles(*arguments: Any, impl: Any, layer: int, **knobs: int) -> Any:
     h, chosen, weights, gate_up, down = arguments
     tiles = Tiles(**knobs)
-    return grouped_experts(
-        h, chosen, weights, gate_up, down, layer, impl=impl, up_tiles=tiles, down_tiles=tiles
-    )
+    return grouped_experts(h, chosen, weights, gate_up, down, layer, impl=impl, tiles=tiles)
 
 
 def _bytes(s: Sizes) -> float:

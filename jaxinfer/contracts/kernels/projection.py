@@ -12,7 +12,7 @@ from jaxinfer.contracts.draws import normal, uniform
 from jaxinfer.contracts.weights import weight
 from pallas_kernels import Dense, Fp8, Nvfp4, dequantise, take
 from pallas_kernels.normed import Form, normed
-from pallas_kernels.projection import Tiles, natural, project
+from pallas_kernels.projection import HEAD, SHORT, TALL, Tiles, natural, project
 
 ROWS: Mapping[str, Sizes] = {
     "decode 1 row": {"R": 1},
@@ -21,7 +21,10 @@ ROWS: Mapping[str, Sizes] = {
 }
 EPS = 1e-6
 _KINDS: dict[str, type] = {"dense": Dense, "fp8": Fp8, "fp8_static": Fp8, "nvfp4": Nvfp4}
-_KNOBS = around(Tiles(), rows=(16, 32, 64), parts=(1, 4), warps=(2, 4))
+_KNOBS = {
+    tiles: around(tiles, step=(64, 128, 256), width=(32, 64, 128), stages=(2, 3, 4))
+    for tiles in (HEAD, TALL, SHORT)
+}
 
 
 def _normed(
@@ -30,9 +33,7 @@ def _normed(
     """A norm whose rows are wanted in the forms of `kinds`, and small products by height."""
     scaled = [kind == "fp8_static" for kind in kinds]
 
-    def run(
-        x: jax.Array, norm: jax.Array, *rest: Any, layer: int, impl: Any, warps: int = 1
-    ) -> Any:
+    def run(x: jax.Array, norm: jax.Array, *rest: Any, layer: int, impl: Any, rows: int = 4) -> Any:
         scales, small = rest
         given = iter(scales)
         forms = [
@@ -40,7 +41,7 @@ def _normed(
             for kind, static in zip(kinds, scaled, strict=True)
         ]
         weights = [(w, layer) for w in small]
-        out = normed(x, norm, layer, forms, weights, eps=EPS, impl=impl, warps=warps)
+        out = normed(x, norm, layer, forms, weights, eps=EPS, impl=impl, rows=rows)
         return list(out.h), list(out.products)
 
     return Contract(
@@ -60,7 +61,7 @@ def _normed(
             "products": [Spec(f"R {symbol}", "bfloat16") for symbol in heights],
         },
         reference=lambda *a, layer: run(*a, layer=layer, impl="plain"),
-        candidates={"triton": Candidate(run, {"warps": (1, 2, 4)})},
+        candidates={"triton": Candidate(run, {"rows": (4, 1, 2, 8)})},
         shapes={where: {**rows, **sizes, **heights} for where, rows in ROWS.items()},
         edges={"three rows": {"R": 3, **tiny, **dict.fromkeys(heights, 2)}},
         tolerance=2e-2,
@@ -83,6 +84,7 @@ def _project(
     parts: Mapping[str, str],
     sizes: Sizes,
     tiny: Sizes,
+    tiles: Tiles,
     residual: bool = False,
 ) -> Contract:
     """A projection by `parts`: the format of each weight by the symbol of its height."""
@@ -108,7 +110,7 @@ def _project(
         },
         results={"y": [Spec(f"R {symbol}", "bfloat16") for symbol in parts]},
         reference=reference,
-        candidates={"triton": Candidate(run, _KNOBS)},
+        candidates={"triton": Candidate(run, _KNOBS[tiles])},
         shapes={where: {**rows, **sizes} for where, rows in ROWS.items()},
         edges={"three rows": {"R": 3, **tiny}},
         tolerance=2e-2,
@@ -149,6 +151,7 @@ CONTRACTS = (
         {"C": "fp8_static", "Z": "fp8_static"},
         {"L": 30, "K": 2048, "C": 8192, "Z": 4096},
         {"L": 2, "K": 128, "C": 48, "Z": 16},
+        TALL,
     ),
     _project(
         "project_attention",
@@ -156,6 +159,7 @@ CONTRACTS = (
         {"Q": "fp8_static", "V": "fp8_static", "W": "fp8_static"},
         {"L": 10, "K": 2048, "Q": 8192, "V": 512, "W": 512},
         {"L": 2, "K": 128, "Q": 32, "V": 16, "W": 16},
+        TALL,
     ),
     _project(
         "project_out",
@@ -163,6 +167,7 @@ CONTRACTS = (
         {"N": "fp8_static"},
         {"L": 30, "K": 4096, "N": 2048},
         {"L": 2, "K": 128, "N": 32},
+        SHORT,
         residual=True,
     ),
     _project(
@@ -171,5 +176,6 @@ CONTRACTS = (
         {"V": "nvfp4"},
         {"L": 1, "K": 2048, "V": 248320},
         {"L": 1, "K": 128, "V": 40},
+        HEAD,
     ),
 )

@@ -82,7 +82,7 @@ def test_rows_that_go_by_themselves_find_the_experts_in_registers_too() -> None:
     x, logits = draw_rows(ALONE, 512), draw_rows(ALONE, 16, seed=1)
     ours, reference = (layer.sent(x, logits, impl) for impl in ("interpret", "plain"))
     assert distance(ours, reference) < 6e-3
-    assert distance(ours, layer.sent(x, logits, "interpret", up=32)) < 1e-4
+    assert distance(ours, layer.sent(x, logits, "interpret", up=32)) < 1e-3
 
 
 @pytest.mark.gpu

@@ -27,9 +27,9 @@ def _run(*arguments: Any, layer: int, impl: Any = "plain", **knobs: int) -> Any:
 def _row_by_row(*arguments: Any, layer: int, impl: Any, **knobs: int) -> Any:
     rows, weights = arguments[:-4], Layer(*arguments[-4:])
     stacks, at = zip(*(place(w, layer) for w in weights), strict=True)
+    function: Callable[..., Any] = expert_rows.expert_rows
     tiles = expert_rows.Tiles(**knobs)
-    index = as_data(*at)
-    return expert_rows.expert_rows(*rows, Layer(*stacks), index, k=TOP, impl=impl, tiles=tiles)
+    return function(*rows, Layer(*stacks), as_data(*at), k=TOP, impl=impl, tiles=tiles)
 
 
 def visited(s: Sizes) -> float:

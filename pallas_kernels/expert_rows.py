@@ -6,7 +6,6 @@ second half, in which the experts of a row are parts of one product.
 """
 
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +29,14 @@ from pallas_kernels.expert_tiles import (
 )
 from pallas_kernels.matmul import placed_at, scales
 from pallas_kernels.products import columns, diagonal, shape
-from pallas_kernels.register_tiles import fetch, multiply, nothing, prepared
+from pallas_kernels.register_tiles import (
+    added,
+    fetch,
+    multiplied,
+    multiply,
+    nothing,
+    prepared,
+)
 from pallas_kernels.routing import expert_of, keys_of, logit_of, rest
 
 
@@ -116,7 +122,7 @@ def _inner(
         def where(m: jax.Array) -> tuple[tuple, jax.Array, jax.Array]:
             return at, *gate_and_up_of(t, m, tile, height)
 
-        y = _product(w, where, at, t, _rows(t), x, impl)
+        y = multiplied(w, where, t, _rows(t), x, impl)
         return activated(y, w, at, t, tile, height, 1, h.dtype, impl).reshape(t.rows)
 
     def body(*refs: Any) -> None:
@@ -211,7 +217,7 @@ def _outer(
         y = multiply(type(w), raw, rows, inputs, impl) * weight[:, None]
         y = diagonal(y, k, 1).reshape(t.rows)
         z = columns(inner, r, R, 1, one.parts, one.span)
-        z = _added(
+        z = added(
             w_one,
             raw_one,
             tall,
@@ -256,15 +262,3 @@ def _rows_of_one(t: Tiling) -> int:
 def _numbers(t: Tiling) -> list[np.int32]:
     """Of a part's steps; the interpreter takes no Python numbers beside arrays."""
     return [np.int32(number) for number in range(t.steps)]
-
-
-def _product(w: Any, where: Any, at: tuple, t: Tiling, rows: int, x: Any, impl: Impl) -> jax.Array:
-    """A tile's product: all of it is loaded before any of it is multiplied."""
-    args = where, rows, t.span, t.size
-    raw = [fetch(w, *args, number, nothing(at[0])) for number in _numbers(t)]
-    return _added(w, raw, rows, [x(number * t.size, t.size) for number in _numbers(t)], impl)
-
-
-def _added(w: Any, raw: list, rows: int, inputs: list[jax.Array], impl: Impl) -> jax.Array:
-    steps = zip(raw, inputs, strict=True)
-    return reduce(jnp.add, (multiply(type(w), r, rows, x, impl) for r, x in steps))

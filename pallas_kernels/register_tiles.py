@@ -13,15 +13,18 @@ memory, where all warps wait for one another, and for the loads: nothing could b
 """
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.backend import Impl
 from pallas_kernels.matmul import CODES, convert_ordered, dequantise_ordered, words
+from pallas_kernels.products import Columns
 from pallas_kernels.products import fetch as fetch_any
 from pallas_kernels.products import multiply as multiply_any
 from pallas_kernels.weights import NVFP4_BLOCK, Dense, Fp8, Nvfp4
@@ -64,7 +67,14 @@ def nothing(layer: jax.Array) -> jax.Array:
 
 
 def fetch(
-    w: Any, where: Where, rows: int, span: int, size: int, number: Any, zero: jax.Array
+    w: Any,
+    where: Where,
+    rows: int,
+    span: int,
+    size: int,
+    number: Any,
+    zero: jax.Array,
+    there: jax.Array | None = None,
 ) -> tuple[jax.Array, ...]:
     """A piece of some rows of a weight as it is stored.
 
@@ -76,6 +86,7 @@ def fetch(
         size: elements of a piece of a part.
         number: which of the pieces.
         zero: see `nothing`.
+        there: bool, whether to load at all; None: always. Otherwise what comes may be anything.
     """
     if not fits(type(w), rows, size):
         lead, row, part = where(jnp.arange(rows))
@@ -91,7 +102,9 @@ def fetch(
         # No divisions: the compiler has to see that addresses are multiples of 16 bytes.
         col = part * (span // each) + number * (size // each) + group * (unit // each)
         along = jnp.arange(unit // each) ^ hidden
-        return plt.load(ref.at[(*lead, row[:, None], col[:, None] + along[None, :])])
+        where = ref.at[(*lead, row[:, None], col[:, None] + along[None, :])]
+        mask = None if there is None else jnp.full((r.size, unit // each), there)
+        return plt.load(where, mask=mask)
 
     if isinstance(w, Fp8):
         return (load(w.q, 1, 0),)
@@ -119,6 +132,32 @@ def multiply(
         )
         tile = dequantise_ordered(codes, blocks, impl)
     return jnp.dot(tile, x.astype(dtype), preferred_element_type=jnp.float32)
+
+
+def multiplied(w: Any, where: Where, t: Any, rows: int, x: Columns, impl: Impl) -> jax.Array:
+    """A tile's product `[rows, columns]`: all of it is loaded before any of it is multiplied.
+
+    Args:
+        w: the weight, `prepared`.
+        where: see `Where`.
+        t: how it is cut: `span`, `size` and `steps`.
+        rows: of the tile.
+        x: inputs, see `products.columns`.
+        impl: how to compute.
+    """
+    # The interpreter takes no Python numbers beside arrays.
+    numbers = [np.int32(number) for number in range(t.steps)]
+    zero = nothing(where(jnp.arange(1))[0][0])
+    raw = [fetch(w, where, rows, t.span, t.size, number, zero) for number in numbers]
+    return added(w, raw, rows, [x(number * t.size, t.size) for number in numbers], impl)
+
+
+def added(
+    w: Any, raw: list[tuple[jax.Array, ...]], rows: int, x: list[jax.Array], impl: Impl
+) -> jax.Array:
+    """The sum of products of what was fetched with inputs, one piece after another."""
+    steps = zip(raw, x, strict=True)
+    return reduce(jnp.add, (multiply(type(w), piece, rows, x, impl) for piece, x in steps))
 
 
 def _rows_first(a: jax.Array, rows: int) -> jax.Array:

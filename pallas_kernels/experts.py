@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
@@ -37,29 +36,22 @@ from pallas_kernels.expert_tiles import (
     Cut,
     Tiling,
     activated,
-    gate_and_up_of,
+    gate_and_up,
     tiling,
 )
-from pallas_kernels.matmul import place, placed_at, scales
+from pallas_kernels.matmul import place, placed_at, scales, words
 from pallas_kernels.products import (
     Columns,
     columns,
     diagonal,
     gathered,
+    product,
+    product_at_once,
     shape,
     tree_of,
     width,
 )
 from pallas_kernels.projection import natural
-from pallas_kernels.register_tiles import (
-    Where,
-    fetch,
-    fits,
-    multiplied,
-    multiply,
-    nothing,
-    prepared,
-)
 from pallas_kernels.routing import route, swiglu
 from pallas_kernels.weights import Dense, linear
 
@@ -72,26 +64,24 @@ class Tiles:
     """How the work is cut, within what `expert_tiles` leaves open.
 
     Attributes:
-        up: rows of an expert's gate in a tile, and as many of its up.
-        up_pairs: pairs of row and choice that it is multiplied with at once.
-        down: rows of an expert's `down` in a tile.
-        down_pairs: pairs that it is multiplied with at once.
-        shared_up: rows of the shared expert's gate in a tile.
-        shared_down: rows of its `down`.
-        shared: rows that it is multiplied with at once.
-        run: tiles of an expert that a program takes, one after another, the next on its way.
+        up: rows of an expert's gate a program takes, and as many of its up.
+        up_pairs: pairs of row and choice that it multiplies them with at once.
+        down: rows of an expert's `down` a program takes.
+        down_pairs: pairs that it multiplies them with at once.
+        down_step: input features that it loads together.
+        shared: rows that the shared expert is multiplied with at once.
         warps: a program.
+        stages: steps on their way from memory; 1 to have a tile in registers before multiplying.
     """
 
-    up: int = 16
+    up: int = 32
     up_pairs: int = 8
-    down: int = 64
+    down: int = 128
     down_pairs: int = 16
-    shared_up: int = 4
-    shared_down: int = 16
+    down_step: int = 256
     shared: int = 8
-    run: int = 8
-    warps: int = 4
+    warps: int = 8
+    stages: int = 5
 
 
 class Layer(NamedTuple):
@@ -200,8 +190,6 @@ def _launch(
 
 # --- the two products -----------------------------------------------------------------------------
 
-Place = tuple[tuple, jax.Array, jax.Array]
-
 Pairs = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 """From slots `[n]` of a tile to the pairs in them `[n]` int32, and which of them there are."""
 
@@ -221,57 +209,43 @@ def _inner(
     """
     (R, D), inter, S = h.shape, shape(w.up)[0] // 2, shape(w.shared_up)[0] // 2
     t = _fitted(replace(UP, rows=tiles.up), w.up, inter, D)
-    one = _fitted(replace(SHARED_UP, rows=tiles.shared_up), w.shared_up, S, D)
-    rows, rows_of_one = (2 * cut.rows * cut.parts for cut in (t, one))
+    one = _fitted(SHARED_UP, w.shared_up, S, D)
     after, after_one = type(w.down), type(w.shared_down)
+    multiplied = partial(_multiplied, impl=impl, tiles=tiles)
     together, slots = _together(tiles, R), tiles.up_pairs
 
     def alone(ins: Any, out: Any, program: jax.Array) -> None:
         index, _, h, _, w = ins
         tile, first = lax.rem(program, one.tiles), lax.div(program, one.tiles) * together
         x, at = columns(h, first, R, together, one.parts, one.span), (index[1],)
-
-        def where(m: jax.Array) -> Place:
-            return at, *gate_and_up_of(one, m, tile, S)
-
-        y = multiplied(w, where, one, rows_of_one, x, impl)
+        y = multiplied(w, at, *gate_and_up(one, tile, S), one, x)
         y = activated(y, w, at, one, tile, S, together, out.dtype, impl).astype(out.dtype)
         place = k * inter + placed_at(after_one, tile * one.rows + jnp.arange(one.rows), S)
         r = first + jnp.arange(together)
         kept = jnp.broadcast_to((r < R)[None, :], y.shape)
         plt.store(out.at[r[None, :], place[:, None]], y, mask=kept)
 
-    def sent(ins: Any, out: Any, expert: jax.Array) -> Sent:
+    def sent(ins: Any, out: Any, expert: jax.Array, tile: jax.Array, pairs: Pairs) -> None:
         index, h, _, w, _ = ins
-        at, c = (index[0], expert), jnp.arange(width(t.parts, slots))
-
-        def where(tile: jax.Array) -> Where:
-            return lambda m: (at, *gate_and_up_of(t, m, tile, inter))
-
-        def inputs(pairs: Pairs) -> Columns:
-            part, (pair, there) = c // slots, pairs(c % slots)
-            return gathered(h, lax.div(pair, k), part * t.span, there & (part < t.parts))
-
-        def finish(tile: jax.Array, pairs: Pairs, y: jax.Array) -> None:
-            y = activated(y, w, at, t, tile, inter, slots, out.dtype, impl).astype(out.dtype)
-            pair, there = pairs(jnp.arange(slots))
-            place = placed_at(after, tile * t.rows + jnp.arange(t.rows), inter)[:, None]
-            place = (lax.rem(pair, k) * inter)[None, :] + place
-            row = jnp.broadcast_to(lax.div(pair, k)[None, :], place.shape)
-            kept = jnp.broadcast_to(there[None, :], place.shape)
-            plt.store(out.at[row, place], y, mask=kept)
-
-        return Sent(w, where, inputs, finish)
+        c = jnp.arange(width(t.parts, slots))
+        part, (pair, there) = c // slots, pairs(c % slots)
+        x = gathered(h, lax.div(pair, k), part * t.span, there & (part < t.parts))
+        at = index[0], expert
+        y = multiplied(w, at, *gate_and_up(t, tile, inter), t, x)
+        y = activated(y, w, at, t, tile, inter, slots, out.dtype, impl).astype(out.dtype)
+        pair, there = pairs(jnp.arange(slots))
+        place = placed_at(after, tile * t.rows + jnp.arange(t.rows), inter)[:, None]
+        place = (lax.rem(pair, k) * inter)[None, :] + place
+        row = jnp.broadcast_to(lax.div(pair, k)[None, :], place.shape)
+        kept = jnp.broadcast_to(there[None, :], place.shape)
+        plt.store(out.at[row, place], y, mask=kept)
 
     return _tiled(
         alone,
         sent,
-        (
-            *(index, h, h_shared),
-            *(prepared(w.up, rows, t.size), prepared(w.shared_up, rows_of_one, one.size)),
-        ),
+        (index, h, h_shared, words(w.up), words(w.shared_up)),
         choice,
-        (one.tiles * -(-R // together), t, rows, slots),
+        (one.tiles * -(-R // together), t.tiles, slots),
         jax.ShapeDtypeStruct((R, k * inter + S), h.dtype),
         impl=impl,
         name="expert_inner",
@@ -292,58 +266,42 @@ def _outer(
     one's as it is.
     """
     R, (D, inter), S = inner.shape[0], shape(w.down), shape(w.shared_down)[1]
-    t = _fitted(replace(DOWN, rows=tiles.down, step=256), w.down, D, inter)
-    one = _fitted(replace(SHARED_DOWN, rows=tiles.shared_down), w.shared_down, D, S)
-    rows_of_one = one.rows * one.parts
+    t = _fitted(replace(DOWN, rows=tiles.down, step=tiles.down_step), w.down, D, inter)
+    one = _fitted(SHARED_DOWN, w.shared_down, D, S)
+    multiplied = partial(_multiplied, impl=impl, tiles=tiles)
     together, slots = _together(tiles, R), tiles.down_pairs
 
     def alone(ins: Any, out: Any, program: jax.Array) -> None:
         index, inner, _, _, w = ins
         tile, first = lax.rem(program, one.tiles), lax.div(program, one.tiles) * together
         x, at = columns(inner, first, R, together, one.parts, one.span), (index[3],)
-
-        def where(m: jax.Array) -> Place:
-            return at, tile * one.rows + m % one.rows, m // one.rows
-
-        y = multiplied(w, where, one, rows_of_one, lambda i, size: x(k * inter + i, size), impl)
-        n = tile * one.rows + jnp.arange(one.rows)
+        m, n = jnp.arange(one.parts * one.rows), tile * one.rows + jnp.arange(one.rows)
+        rows = tile * one.rows + m % one.rows
+        y = multiplied(w, at, rows, m // one.rows, one, lambda i, size: x(k * inter + i, size))
         y, scale = diagonal(y, one.parts, together), scales(w, at, n, D, impl)
         y = y if scale is None else y * scale[:, None]
         r = first + jnp.arange(together)
         kept = jnp.broadcast_to((r < R)[None, :], y.shape)
         plt.store(out.at[r[None, :], k, n[:, None]], y, mask=kept)
 
-    def sent(ins: Any, out: Any, expert: jax.Array) -> Sent:
+    def sent(ins: Any, out: Any, expert: jax.Array, tile: jax.Array, pairs: Pairs) -> None:
         index, inner, weights, w, _ = ins
-        at, c = (index[2], expert), jnp.arange(width(1, slots))
-
-        def where(tile: jax.Array) -> Where:
-            return lambda m: (at, tile * t.rows + m, 0 * m)
-
-        def inputs(pairs: Pairs) -> Columns:
-            pair, there = pairs(c)
-            return gathered(inner, lax.div(pair, k), lax.rem(pair, k) * inter, there)
-
-        def finish(tile: jax.Array, pairs: Pairs, y: jax.Array) -> None:
-            n, (pair, there) = tile * t.rows + jnp.arange(t.rows), pairs(c)
-            row, number = lax.div(pair, k), lax.rem(pair, k)
-            weight = plt.load(weights.at[pair], mask=there, other=jnp.float32(0))[None, :]
-            scale = scales(w, at, n, D, impl)
-            y = y * (weight if scale is None else weight * scale[:, None])
-            kept = jnp.broadcast_to(there[None, :], y.shape)
-            plt.store(out.at[row[None, :], number[None, :], n[:, None]], y, mask=kept)
-
-        return Sent(w, where, inputs, finish)
+        at, n = (index[2], expert), tile * t.rows + jnp.arange(t.rows)
+        pair, there = pairs(jnp.arange(width(1, slots)))
+        row, number = lax.div(pair, k), lax.rem(pair, k)
+        weight = plt.load(weights.at[pair], mask=there, other=jnp.float32(0))[None, :]
+        x = gathered(inner, row, number * inter, there)
+        y, scale = multiplied(w, at, n, 0 * n, t, x), scales(w, at, n, D, impl)
+        y = y * (weight if scale is None else weight * scale[:, None])
+        kept = jnp.broadcast_to(there[None, :], y.shape)
+        plt.store(out.at[row[None, :], number[None, :], n[:, None]], y, mask=kept)
 
     return _tiled(
         alone,
         sent,
-        (
-            *(index, inner, choice.weights),
-            *(prepared(w.down, t.rows, t.size), prepared(w.shared_down, rows_of_one, one.size)),
-        ),
+        (index, inner, choice.weights, words(w.down), words(w.shared_down)),
         choice,
-        (one.tiles * -(-R // together), t, t.rows, slots),
+        (one.tiles * -(-R // together), t.tiles, slots),
         jax.ShapeDtypeStruct((R, k + 1, D), jnp.float32),
         impl=impl,
         name="expert_outer",
@@ -352,7 +310,7 @@ def _outer(
 
 
 def _fitted(cut: Cut, w: Any, height: int, K: int) -> Tiling:
-    # What is on its way has to fit into registers: of unquantised weights fewer elements.
+    # What is on its way has to fit into shared memory: of unquantised weights fewer elements.
     cut = replace(cut, step=cut.step // 4) if isinstance(w, Dense) else cut
     return tiling(cut, type(w), height, K)
 
@@ -361,122 +319,82 @@ def _together(tiles: Tiles, R: int) -> int:
     return min(tiles.shared, pl.next_power_of_2(R))
 
 
-class Sent(NamedTuple):
-    """What an expert does with the pairs that are sent to it.
-
-    Attributes:
-        weight: its stack.
-        where: from a tile to the places of its rows.
-        inputs: of some pairs.
-        finish: from a tile, pairs and their product before scales to what is stored.
-    """
-
-    weight: Any
-    where: Callable[[jax.Array], Where]
-    inputs: Callable[[Pairs], Columns]
-    finish: Callable[[jax.Array, Pairs, jax.Array], None]
+def _multiplied(
+    w: Any,
+    at: tuple,
+    rows: jax.Array,
+    part: jax.Array,
+    t: Tiling,
+    x: Columns,
+    *,
+    impl: Impl,
+    tiles: Tiles,
+) -> jax.Array:
+    """A tile's product `[M, columns]` before scales."""
+    way = product_at_once if tiles.stages == 1 else product
+    return way(w, at, rows, part, t.span, t.steps, x, impl)
 
 
 def _tiled(
-    alone: Callable[[Any, Any, jax.Array], None],
-    sent: Callable[[Any, Any, jax.Array], Sent],
+    alone: Callable[..., None],
+    sent: Callable[..., None],
     args: tuple,
     choice: Choice,
-    cut: tuple[int, Tiling, int, int],
+    counts: tuple[int, int, int],
     out: jax.ShapeDtypeStruct,
     *,
     impl: Impl,
     name: str,
     tiles: Tiles,
 ) -> jax.Array:
-    """Run `alone(args, out, number)` for the shared expert's tiles, and what `sent(args, out,
-    expert)` says for every other expert, tile and pair.
+    """Run `alone(args, out, number)` for the shared expert's tiles, and for every tile of every
+    other expert and some of its pairs `sent(args, out, expert, tile, pairs)`.
 
     Args:
         alone: see above.
         sent: the same.
         args: pytree of arrays.
         choice: who is sent where.
-        cut: number of the shared expert's tiles; how another's are cut, rows of a tile, and pairs
-            at once.
+        counts: of the shared expert's tiles, of another expert's, and of pairs at once.
         out: what is written.
         impl: how to compute.
         name: of the kernel.
-        tiles: see `Tiles`.
+        tiles: for warps and stages.
     """
-    (of_shared, t, rows, slots), k = cut, choice.weights.size // choice.pairs.shape[1]
-    run = min(tiles.run, t.tiles)
-    programs = t.tiles // run
+    (of_shared, each, slots), k = counts, choice.weights.size // choice.pairs.shape[1]
     flat, tree = jax.tree.flatten((choice.pairs, choice.busy, *args))
 
     def body(*refs: Any) -> None:
         pairs, busy, *args = jax.tree.unflatten(tree, refs[:-1])
         program, out = pl.program_id(0), refs[-1]
         pl.when(program < of_shared)(partial(alone, args, out, program))
-        number, first = (op(program - of_shared, programs) for op in (lax.div, lax.rem))
 
         @pl.when(program >= of_shared)
         def _() -> None:
+            number, tile = lax.div(program - of_shared, each), lax.rem(program - of_shared, each)
             expert, count = busy[0, number], busy[1, number]
-            job = sent(args, out, expert)
 
-            def own(lap: jax.Array) -> Pairs:
-                def some(slot: jax.Array) -> tuple[jax.Array, jax.Array]:
+            def some(lap: jax.Array, _: None) -> None:
+                def own(slot: jax.Array) -> tuple[jax.Array, jax.Array]:
                     slot = lap * slots + slot
                     at, there = pairs.at[expert, slot], slot < count
                     # What is not there has a number past all others, for the same reason.
                     return plt.load(at, mask=there, other=jnp.int32(pairs.shape[1] * k)), there
 
-                return some
+                sent(args, out, expert, tile, own)
 
-            total = lax.div(count + slots - 1, slots) * run
-            pl.when(count > 0)(partial(_stream, job, own, first * run, run, total, t, rows, impl))
+            lax.fori_loop(0, lax.div(count + slots - 1, slots), some, None)
 
     return triton_call(
         body,
         *flat,
-        grid=(of_shared + choice.busy.shape[1] * programs,),
+        grid=(of_shared + choice.busy.shape[1] * each,),
         out_shape=out,
         impl=impl,
         name=name,
         warps=tiles.warps,
+        stages=tiles.stages,
     )
-
-
-def _stream(
-    job: Sent,
-    own: Callable[[jax.Array], Pairs],
-    first: jax.Array,
-    run: int,
-    total: jax.Array,
-    t: Tiling,
-    rows: int,
-    impl: Impl,
-) -> None:
-    """A run of tiles for the first pairs, for the next, and so on.
-
-    As soon as a piece of a tile has been multiplied, the same piece of the next is asked for.
-    """
-    w, numbers = job.weight, [np.int32(number) for number in range(t.steps)]
-    ahead = fits(type(w), rows, t.size)
-
-    def piece(item: jax.Array, number: np.int32) -> tuple[jax.Array, ...]:
-        where = job.where(first + lax.rem(jnp.minimum(item, total - 1), run))
-        return fetch(w, where, rows, t.span, t.size, number, nothing(first))
-
-    def one(item: jax.Array, held: list) -> list:
-        pairs = own(lax.div(item, run))
-        x, following, y = job.inputs(pairs), [], None
-        for number in numbers:
-            raw = held[number] if ahead else piece(item, number)
-            part = multiply(type(w), raw, rows, x(number * t.size, t.size), impl)
-            y = part if y is None else y + part
-            following += [piece(item + 1, number)] if ahead else []
-        assert y is not None
-        job.finish(first + lax.rem(item, run), pairs, y)
-        return following
-
-    lax.fori_loop(0, total, one, [piece(0 * first, n) for n in numbers] if ahead else [])
 
 
 def _sum(x: jax.Array, parts: jax.Array, gate: jax.Array, impl: Impl) -> jax.Array:

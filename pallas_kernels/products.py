@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental.pallas import triton as plt
 
@@ -165,6 +166,26 @@ def fetch(
             return (load(w.q, 1),)
         case _:
             return load(w.q, CODES), load(w.block_scale, NVFP4_BLOCK)
+
+
+def product_at_once(
+    w: Any,
+    lead: tuple,
+    rows: jax.Array,
+    part: jax.Array,
+    span: int,
+    steps: int,
+    inputs: Columns,
+    impl: Impl,
+) -> jax.Array:
+    """`product` that has all pieces of the weight in registers before it multiplies the first."""
+    # The interpreter takes no Python numbers beside arrays.
+    size, numbers = span // steps, [np.int32(number) for number in range(steps)]
+    pieces = [fetch(w, lead, rows, part, span, size, number) for number in numbers]
+    total = multiply(type(w), pieces[0], inputs(numbers[0], size), impl)
+    for number in numbers[1:]:
+        total = total + multiply(type(w), pieces[number], inputs(number * size, size), impl)
+    return total
 
 
 def multiply(kind: type, raw: tuple[jax.Array, ...], x: jax.Array, impl: Impl) -> jax.Array:

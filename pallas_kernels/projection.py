@@ -59,7 +59,7 @@ class Tiles:
 
 
 HEAD = Tiles()
-TALL = Tiles(width=64, stages=4)
+TALL = Tiles(width=64)
 SHORT = Tiles(rows=16, parts=4, beside=4)
 """For the most output features, for many, and for few: the fastest of those tried on an H200."""
 

@@ -12,7 +12,7 @@ from pallas_kernels.experts import Layer, Tiles, experts
 from pallas_kernels.matmul import place
 
 TOP = 8
-_KNOBS = around(Tiles(), run=(4, 16), down_pairs=(8,))
+_KNOBS = around(Tiles(), up=(16,), down=(64, 256), warps=(4,), stages=(1, 3))
 _REAL = {"L": 40, "E": 256, "k": TOP, "I": 512, "S": 512, "D": 2048}
 _TINY = {"R": 3, "L": 2, "E": 16, "k": TOP, "I": 32, "S": 64, "D": 512}
 

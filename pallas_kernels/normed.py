@@ -112,7 +112,7 @@ def normed(
     *,
     eps: float,
     impl: Impl,
-    rows: int = 4,
+    rows: int = 8,
     warps: int = 8,
 ) -> Normed:
     """The norm of rows, and what else reads them.

@@ -145,7 +145,11 @@ class TakenAsRead(Calls):
         """As `prefill_step`, without the model."""
         if not self._noisy:
             slots, self._noisy = replace(slots, state=_noise(slots.state)), True
-        return _take_as_read(slots, pieces, following, self.plan.cfg.vocab_size)
+        return _take_as_read(slots, pieces, tokens, following, self.plan.cfg.vocab_size)
+
+    def forget(self) -> None:
+        """Have the next prompt find the noise again that the first one found."""
+        self._noisy = False
 
 
 @jax.jit
@@ -155,20 +159,21 @@ def _noise(state: State) -> State:
     def fill(leaf: jax.Array) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
-        # The same in every page and slot: what they hold does not matter, where they lie does.
-        small = 0.1 * jax.random.normal(jax.random.key(0), leaf.shape[-3:])
+        # The same in every layer, page and slot: where they lie matters, not what they hold.
+        small = 0.1 * jax.random.normal(jax.random.key(0), leaf.shape[2:])
         return jnp.broadcast_to(small.astype(leaf.dtype), leaf.shape)
 
     return jax.tree.map(fill, state)
 
 
-@partial(jax.jit, static_argnums=3, donate_argnums=0)
+@partial(jax.jit, static_argnums=4, donate_argnums=0)
 def _take_as_read(
-    slots: Slots, pieces: Pieces, following: jax.Array, vocabulary: int
+    slots: Slots, pieces: Pieces, tokens: jax.Array, following: jax.Array, vocabulary: int
 ) -> tuple[Slots, Prefilled]:
     end = pieces.start + pieces.valid
     done = (following < 0) & (pieces.valid > 0)
-    token = (end * 7919 + pieces.slot * 104729) % vocabulary
+    last = jnp.take_along_axis(tokens, jnp.maximum(pieces.valid - 1, 0)[:, None], axis=1)[:, 0]
+    token = (end + last * 7919) % vocabulary
     mine = jnp.where(done, pieces.slot, slots.active.shape[0] - 1)
     length = slots.state.length.at[pieces.slot].set(0).at[pieces.slot].max(end)
     slots = replace(

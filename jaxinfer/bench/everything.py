@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from jaxinfer.bench.decode import POINTS, Point, Record, measure_decode
 from jaxinfer.bench.kernels import measure_kernels, measure_prefill_kernels
 from jaxinfer.bench.load import Load, measure_load
+from jaxinfer.bench.one_answer import measure_one_answer
 from jaxinfer.bench.prefill import SIZES, measure_prefill
 from jaxinfer.bench.subjects import Subject
 from jaxinfer.bench.verify import ACCEPTANCE, ROWS, measure_verify, read_acceptance
@@ -41,12 +42,17 @@ def _kernels(subject: Subject, kernels: Families) -> Iterator[Record]:
     yield from measure_prefill_kernels(subject, SIZES, kernels=kernels)
 
 
+def _one_answer(subject: Subject, kernels: Families) -> Iterator[Record]:
+    return measure_one_answer(subject, kernels=kernels)
+
+
 BENCHES: Mapping[str, Bench] = {
     "decode": _decode,
     "verify": _verify,
     "prefill": _prefill,
     "load": _load,
     "kernels": _kernels,
+    "one-answer": _one_answer,
 }
 
 

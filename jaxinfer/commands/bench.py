@@ -223,12 +223,12 @@ def everything(
     model: Model = "full",
     only: Annotated[
         list[str] | None,
-        typer.Option(help="decode, verify, prefill, load or kernels.  [default: all of them]"),
+        typer.Option(help="decode, verify, prefill, load, kernels, one-answer.  [default: all]"),
     ] = None,
     kernels: Kernels = None,
     out: Out = None,
 ) -> None:
-    """Decode, verify, prefill, load and kernels as by default, with one set of weights.
+    """The benchmarks above with one set of weights, and whether answers stay the same.
 
     One that fails does not keep the others from being measured.
 

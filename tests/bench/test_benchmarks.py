@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from jaxinfer.bench import ablation, first_token, startup, subjects
+from jaxinfer.bench import ablation, everything, first_token, one_answer, startup, subjects
 from jaxinfer.bench.ablation import measure_ablation, variants
 from jaxinfer.bench.decode import Point, decode_at
 from jaxinfer.bench.engines import make_plan, standing_engine
 from jaxinfer.bench.kernels import measure_kernels, measure_prefill_kernels
 from jaxinfer.bench.load import Load, measure_load
 from jaxinfer.bench.measure import run
+from jaxinfer.bench.one_answer import measure_one_answer
 from jaxinfer.bench.subjects import Subject, subject
 from jaxinfer.bench.verify import combined, simulated
 from jaxinfer.cli import app
@@ -29,7 +30,7 @@ from jaxinfer.qwen.config import Config
 from jaxinfer.qwen.params import FormatOf, Params, shapes
 
 POINT = Point(streams=2, context=70)
-HOW: dict[str, int] = {"steps": 1, "calls": 4}
+HOW: dict[str, Any] = {"steps": 1, "calls": 4}
 
 
 def cheap_init(cfg: Config, key: jax.Array, format_of: FormatOf) -> Params:
@@ -229,3 +230,34 @@ def test_errors_take_one_line(arguments: tuple[str, ...], told: str) -> None:
     assert result.exit_code == 2
     assert told in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_answers_in_company_are_compared_with_those_given_alone(
+    toy: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (line,) = measure_one_answer(toy, ((2, 1),))
+    assert line["same_tokens"]
+    assert line["same_bits"]
+    assert line["answers"] == one_answer.ALONE
+    given = iter([[SimpleNamespace(token_ids=(1, last), logprobs=(0.0,))] for last in (2, 3)])
+    monkeypatch.setattr(one_answer, "_answers", lambda *_: next(given))
+    (line,) = measure_one_answer(toy, ((2, 1),))
+    assert not line["same_tokens"]
+
+
+def test_one_that_fails_does_not_keep_the_others_from_being_measured(
+    toy: Subject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(*_: Any) -> Iterator[dict[str, Any]]:
+        yield {"number": 1}
+        raise RuntimeError("out of memory")
+
+    benches = {"first": fails, "second": lambda *_: iter([{"number": 2}])}
+    monkeypatch.setattr(everything, "BENCHES", benches)
+    monkeypatch.setattr(subjects, "subject", lambda _: toy)
+    out = tmp_path / "lines.jsonl"
+    result = CliRunner().invoke(app, ["bench", "all", "--model", "toy", "--out", str(out)])
+    assert result.exit_code == 1
+    assert "first failed: out of memory" in result.output
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(line["bench"], line["number"]) for line in lines] == [("first", 1), ("second", 2)]

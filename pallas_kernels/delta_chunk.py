@@ -134,7 +134,39 @@ def delta_chunks(
             x, a, b, z, *weights, layer, conv, recurrent, places, scratch=scratch, eps=eps
         )
         return done if form is None else done._replace(y=formed(done.y, form))
-    dims, pieces = Dims.of(recurrent, x), x.shape[0]
+    # The layer, and the number of pieces, which must be compiled alike for one and for many.
+    index = as_data(layer, x.shape[0], form.index if form else 0)
+    args = index, x, a, b, z, *weights, conv, recurrent, places, form and form.scale
+    how: dict[str, Any] = {"kind": form and form.kind, "tiles": (tile_v, tile_c)}
+    return _launch(*args, scratch=scratch, eps=eps, impl=impl, warps=warps, stages=stages, **how)
+
+
+@partial(jax.jit, static_argnames=("scratch", "eps", "impl", "kind", "tiles", "warps", "stages"))
+def _launch(
+    index: jax.Array,
+    x: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    z: jax.Array,
+    conv_weight: jax.Array,
+    A_log: jax.Array,
+    dt_bias: jax.Array,
+    o_norm: jax.Array,
+    conv: jax.Array,
+    recurrent: jax.Array,
+    places: Places,
+    scales: jax.Array | None,
+    *,
+    scratch: int,
+    eps: float,
+    impl: Impl,
+    kind: type | None,
+    tiles: tuple[int, int],
+    warps: tuple[int, int, int, int],
+    stages: int,
+) -> Chunks:
+    dims, pieces, (tile_v, tile_c) = Dims.of(recurrent, x), x.shape[0], tiles
+    form = None if kind is None else Form(kind, scales)
     goes_on = _goes_on(places)
     ends = jnp.append(~goes_on[1:], True)
     held = jnp.where(places.start > 0, places.source, _ZEROS)
@@ -144,8 +176,6 @@ def delta_chunks(
         jnp.where(ends & (places.slot != scratch), places.slot, _NOWHERE),
         jnp.where(places.snapshot != scratch, places.snapshot, _NOWHERE),
     )
-    # The layer, and the number of pieces, which must be compiled alike for one and for many.
-    index = as_data(layer, pieces, form.index if form else 0)
     mixed = triton_call(
         partial(_convolve, tile_c),
         *(index, x, conv_weight, conv, entries[0]),

@@ -69,18 +69,22 @@ class Tiles:
 
 SIZES = (
     Tiles(),
-    Tiles(rows=64, stages=3),
-    Tiles(rows=64, cols=64, warps=4, stages=4),
-    Tiles(rows=32, cols=64, warps=4, stages=4),
-    Tiles(rows=16, cols=64, warps=4, stages=4),
+    Tiles(rows=64, stages=4),
+    Tiles(rows=64, cols=64, warps=4, stages=6),
+    Tiles(rows=32, cols=64, warps=4, stages=6),
+    Tiles(rows=16, cols=64, depth=256, warps=4, stages=4),
 )
 """Tiles from the most frugal with memory down to those that make most programs.
 
 None changes a bit of a product: all have 64 or more columns, and K is added up in the same steps.
 """
 
-BUSY = 112
-"""Programs at which a GPU of 132 multiprocessors counts as busy."""
+BUSY = 60
+"""Programs from which on a GPU of 132 multiprocessors takes longer for smaller tiles: it has to
+read more out of its second-level cache, at 4.5 TB/s on an H200, than the others save."""
+
+ALONE = 132
+"""Programs up to which each has a multiprocessor and its memory to itself."""
 
 FAST = 64
 """Columns of a tile from which on Hopper's fast tensor-core instruction is used."""
@@ -161,32 +165,33 @@ def matmuls(
     high = [i for i in range(len(weights)) if i not in low]
     out: dict[int, jax.Array] = {}
     for each in [high[:1] + low, *([i] for i in high[1:])]:
-        own = [rows[i] for i in each], [weights[i] for i in each]
-        done = _launch(*own, layer, residual, dtype, impl, tiles)
+        stacks, at = zip(*(place(weights[i], layer) for i in each), strict=True)
+        # Numbers of layers as data: a kernel is traced and compiled once for all of them.
+        args = as_data(*at), [rows[i] for i in each], [*stacks], residual
+        done = _launch(*args, dtype=jnp.dtype(dtype), impl=impl, tiles=tiles)
         out.update(zip(each, done, strict=True))
     return [out[i] for i in range(len(weights))]
 
 
+@partial(jax.jit, static_argnames=("dtype", "impl", "tiles"))
 def _launch(
-    rows: Sequence[jax.Array],
-    weights: Sequence[Weight],
-    layer: int | None,
+    index: jax.Array,
+    rows: list[jax.Array],
+    stacks: list[Dense | Fp8 | Nvfp4],
     residual: jax.Array | None,
+    *,
     dtype: Any,
     impl: Impl,
     tiles: Tiles | None,
 ) -> list[jax.Array]:
     """One kernel of `matmuls`."""
-    placed = [place(w, layer) for w in weights]
-    stacks, M = [w for w, _ in placed], rows[0].shape[0]
+    M = rows[0].shape[0]
     heights = [height(w) for w in stacks]
     tiles = tiles or choose(M, sum(heights))
     cuts = [fit(tiles, w, x.shape[1]) for w, x in zip(stacks, rows, strict=True)]
     across = [-(-N // cut.cols) for N, cut in zip(heights, cuts, strict=True)]
     kind = dtype if residual is None else jnp.result_type(residual.dtype, dtype)
-    # Numbers of layers as data: one kernel is compiled for all of them.
-    index = as_data(*(at for _, at in placed))
-    args = ([*rows], [words(w) for w in stacks], index, residual)
+    args = (rows, [words(w) for w in stacks], index, residual)
     flat, tree = jax.tree.flatten(args)
 
     def body(*refs: Any) -> None:
@@ -244,8 +249,11 @@ def _launch(
 
 def choose(M: int, N: int) -> Tiles:
     """The first of `SIZES` that makes enough programs of `M` rows and `N` output features."""
-    busy = (t for t in SIZES if -(-M // t.rows) * -(-N // t.cols) >= BUSY)
-    return next(busy, SIZES[-1])
+    for tiles in SIZES:
+        programs = -(-M // tiles.rows) * -(-N // tiles.cols)
+        if programs >= BUSY and tiles.rows < 2 * M:
+            return replace(tiles, stages=max(tiles.stages, 3)) if programs <= ALONE else tiles
+    return SIZES[-1]
 
 
 def place(w: Weight, layer: int | None) -> tuple[Dense | Fp8 | Nvfp4, int]:

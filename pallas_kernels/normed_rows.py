@@ -8,6 +8,7 @@ float16, the type in which `matmul` multiplies it. A program is a row.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -62,8 +63,24 @@ def normed_rows(
     """
     if impl == "plain":
         return reference(x, norm, layer, forms, eps)
-    (M, K), index = x.shape, as_data(layer, *(form.index for form in forms))
-    args = (index, x, norm, [form.scale for form in forms])
+    index = as_data(layer, *(form.index for form in forms))
+    scales, kinds = [form.scale for form in forms], tuple(form.kind for form in forms)
+    return _launch(index, x, norm, scales, kinds=kinds, eps=eps, impl=impl, warps=warps)
+
+
+@partial(jax.jit, static_argnames=("kinds", "eps", "impl", "warps"))
+def _launch(
+    index: jax.Array,
+    x: jax.Array,
+    norm: jax.Array,
+    scales: list[jax.Array | None],
+    *,
+    kinds: tuple[type, ...],
+    eps: float,
+    impl: Impl,
+    warps: int,
+) -> list[jax.Array]:
+    (M, K), args = x.shape, (index, x, norm, scales)
     flat, tree = jax.tree.flatten(args)
 
     def body(*refs: Any) -> None:
@@ -71,15 +88,16 @@ def normed_rows(
         r, place = pl.program_id(0), jnp.arange(K)
         wide = plt.load(x.at[r, place]).astype(jnp.float32)
         grow = jax.lax.rsqrt(jnp.sum(wide * wide) / K + eps)
-        for i, (form, scale, out) in enumerate(zip(forms, scales, refs[len(flat) :], strict=True)):
-            k = source(form.kind, place, K)
+        for i, (kind, scale, out) in enumerate(zip(kinds, scales, refs[len(flat) :], strict=True)):
+            k = source(kind, place, K)
             gain = 1.0 + plt.load(norm.at[index[0], k]).astype(jnp.float32)
             h = (plt.load(x.at[r, k]).astype(jnp.float32) * grow * gain).astype(x.dtype)
             if scale is not None:
                 h = quantise(h, scale[index[1 + i]])
             plt.store(out.at[r, place], h.astype(out.dtype))
 
-    out = [jax.ShapeDtypeStruct((M, K), wide_type(form, x.dtype)) for form in forms]
+    wide = [x.dtype if scale is None else jnp.float16 for scale in scales]
+    out = [jax.ShapeDtypeStruct((M, K), kind) for kind in wide]
     done = triton_call(
         body, *flat, grid=(M,), out_shape=out, impl=impl, name="normed_rows", warps=warps
     )

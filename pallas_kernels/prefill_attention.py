@@ -5,6 +5,7 @@ and goes through the pages up to its own, from the first to the last, with the r
 streamed softmax; so neither the other pieces of a call nor the size of the table show in its bits.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -80,7 +81,7 @@ def prefill_attention(
         `v_pages`.
     """
     P, T = k.shape[:2]
-    page, Hkv, d = k_pages.shape[2:]
+    page, Hkv = k_pages.shape[2:4]
     if page != T:
         raise ValueError(f"a piece has {T} tokens, a page {page}; they must be as long")
     q, k_pages, v_pages = rotary_cache(
@@ -106,22 +107,36 @@ def prefill_attention(
         y = attend(q, q_gate, pool_layer, k_pages, v_pages, table, start, count)
         return (y if form is None else formed(y, form)), k_pages, v_pages
 
-    H = q.shape[2]
-    heads = min(heads, H // Hkv)
-    # Numbers of layers as data: one kernel is compiled for all of them.
+    heads = min(heads, q.shape[2] // Hkv)
+    # Numbers of layers as data: the kernel is traced and compiled once for all of them.
     index = as_data(pool_layer, form.index if form else 0)
-    args, tree = jax.tree.flatten(
-        (
-            index,
-            q.reshape(P * T, H, d),
-            q_gate.reshape(P * T, H, 2 * d),
-            k_pages,
-            v_pages,
-            table,
-            start,
-            form and form.scale,
-        )
-    )
+    args = index, q, q_gate, k_pages, v_pages, table, start, form and form.scale
+    cut = {"heads": heads, "block": block, "warps": warps, "stages": stages}
+    return _launch(*args, kind=form and form.kind, impl=impl, **cut), k_pages, v_pages
+
+
+@partial(jax.jit, static_argnames=("kind", "impl", "heads", "block", "warps", "stages"))
+def _launch(
+    index: jax.Array,
+    q: jax.Array,
+    q_gate: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    table: jax.Array,
+    start: jax.Array,
+    scales: jax.Array | None,
+    *,
+    kind: type | None,
+    impl: Impl,
+    heads: int,
+    block: int,
+    warps: int,
+    stages: int,
+) -> jax.Array:
+    P, T, H, d = q.shape
+    form = None if kind is None else Form(kind, scales)
+    rows = q.reshape(P * T, H, d), q_gate.reshape(P * T, H, 2 * d)
+    args, tree = jax.tree.flatten((index, *rows, k_pages, v_pages, table, start, scales))
 
     def body(*refs: Any) -> None:
         ins = jax.tree.unflatten(tree, refs[:-1])
@@ -137,7 +152,7 @@ def prefill_attention(
         warps=warps,
         stages=stages,
     )
-    return y.reshape(P, T, H * d), k_pages, v_pages
+    return y.reshape(P, T, H * d)
 
 
 def _attend(

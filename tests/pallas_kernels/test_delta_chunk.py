@@ -146,7 +146,9 @@ def many(count: int) -> Places:
 def test_on_a_gpu(places: Places) -> None:
     args = inputs(places, (16, 32, 128, 128), "bfloat16")
     out = run(args, "kernel")
-    assert_close(out, run(args, "plain"), places, 4e-3, 1e-5)
+    # The convolution's sums are rounded to bfloat16; where XLA and the kernel differ in the last
+    # bit of float32, one in some ten thousand of them tips over, and the state sees it.
+    assert_close(out, run(args, "plain"), places, 4e-3, 4e-4)
 
 
 @pytest.mark.gpu

@@ -136,6 +136,16 @@ def test_tiles_and_company_change_no_bits_in_the_interpreter(kind: str) -> None:
     np.testing.assert_array_equal(out, expected[5:8])
 
 
+@pytest.mark.parametrize("kind", ["fp8", "nvfp4"])
+def test_weights_straight_to_registers_give_the_same_bits_in_the_interpreter(kind: str) -> None:
+    """Eight pieces of the first product in two rounds, one piece of the second."""
+    layer, rows = random_layer(kind, 2, 1024, 128), random_rows(6, 1024, 2, 1)
+    out = grouped_experts(*rows, *layer, 1, impl="interpret", tiles=FEW)
+    expected = grouped_experts(*rows, *layer, 1, impl="interpret", tiles=replace(FEW, warps=8))
+    np.testing.assert_array_equal(out, expected)
+    assert_close(out, grouped_experts(*rows, *layer, 1, impl="plain"))
+
+
 @pytest.fixture(scope="module")
 def real_layer() -> tuple[Weight, Weight]:
     return random_layer("nvfp4", 256, 2048, 512)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.matmul import SIZES, Tiles, choose, in_order, matmul, matmuls, source
+from pallas_kernels.matmul import BUSY, SIZES, Tiles, choose, in_order, matmul, matmuls, source
 from pallas_kernels.normed import Form
 from pallas_kernels.normed_rows import normed_rows
 from pallas_kernels.weights import Dense, Fp8, Nvfp4, PerLayer, Weight
@@ -43,10 +43,13 @@ def random_rows(*shape: int, seed: int = 1) -> jax.Array:
 
 
 def assert_close(out: jax.Array, expected: jax.Array) -> None:
-    """Equal but for the order of additions, which may tip the rounding to bfloat16."""
+    """Equal but for the order of additions, which may tip the rounding to bfloat16.
+
+    Twice where there is a residual: that of the product, and then that of the sum.
+    """
     wide = np.asarray(expected, np.float64)
-    atol = 2.0**-12 * np.max(np.abs(wide))
-    np.testing.assert_allclose(np.asarray(out, np.float64), wide, rtol=2.0**-7, atol=atol)
+    atol = 2.0**-11 * np.max(np.abs(wide))
+    np.testing.assert_allclose(np.asarray(out, np.float64), wide, rtol=2.0**-6, atol=atol)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,7 +107,7 @@ def test_short_prompts_are_cut_into_lower_tiles() -> None:
         for N in (257, 2048, 12288):
             tiles = choose(M, N)
             programs = -(-M // tiles.rows) * -(-N // tiles.cols)
-            assert programs >= 100 or tiles == SIZES[-1]
+            assert programs >= BUSY or tiles == SIZES[-1]
 
 
 @pytest.mark.parametrize(("kind", "N"), [("dense", 8), ("fp8_static", 128), ("nvfp4", 128)])

@@ -20,7 +20,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
@@ -119,12 +118,58 @@ def paged_attention(
         y = jnp.where(counts[..., None], y, 0)
         return y if form is None else formed(y, form), k_pages, v_pages
 
-    group, rows = H // Hkv, b * T
-    tiles = pl.cdiv(T, tile // group)
-    programs = programs or min(max(512 // (b * Hkv * tiles), 4), runs)
-    f32 = jnp.float32
+    tiles = pl.cdiv(T, tile // (H // Hkv))
+    y = _launch(
+        as_data(pool_layer, form.index if form else 0),
+        q,
+        q_gate,
+        form.scale if form else None,
+        *(k_pages, v_pages, table, start, valid),
+        kind=form.kind if form else None,
+        tile=tile,
+        runs=runs,
+        programs=programs or min(max(512 // (b * Hkv * tiles), 4), runs),
+        warps=warps,
+        stages=stages,
+        columns=min(columns, d),
+        impl=impl,
+    )
+    return y, k_pages, v_pages
+
+
+@partial(
+    jax.jit,
+    static_argnames=("kind", "tile", "runs", "programs", "warps", "stages", "columns", "impl"),
+)
+def _launch(
+    index: jax.Array,
+    q: jax.Array,
+    q_gate: jax.Array,
+    scales: jax.Array | None,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    table: jax.Array,
+    start: jax.Array,
+    valid: jax.Array,
+    *,
+    kind: type | None,
+    tile: int,
+    runs: int,
+    programs: int,
+    warps: int,
+    stages: int,
+    columns: int,
+    impl: Impl,
+) -> jax.Array:
+    """`y` of `paged_attention` for queries `[b, T, H, d]`; `index` says which layer of the pages
+    and which of the form's scales.
+    """
+    (b, T, H, d), (page, Hkv) = q.shape, k_pages.shape[2:4]
+    rows, tiles, f32 = b * T, pl.cdiv(T, tile // (H // Hkv)), jnp.float32
+    form = None if kind is None else Form(kind, scales)
     parts = triton_call(
-        partial(_attend, T=T, tiles=tiles, tile=tile, runs=runs, pool_layer=np.int32(pool_layer)),
+        partial(_attend, T=T, tiles=tiles, tile=tile, runs=runs),
+        index,
         q.reshape(rows, H, d),
         k_pages,
         v_pages,
@@ -142,9 +187,9 @@ def paged_attention(
         warps=warps,
         stages=stages,
     )
-    columns = min(columns, d)
-    args = (as_data(form.index if form else 0), form.scale if form else None)
-    flat, tree = jax.tree.flatten((*args, *parts, q_gate.reshape(rows, H, 2 * d), start, valid))
+    gates = q_gate.reshape(rows, H, 2 * d)
+    flat, tree = jax.tree.flatten((index, scales, *parts, gates, start, valid))
+    room = page * table.shape[1]
     add_up = partial(_add_up, T=T, page=page, room=room, columns=columns, form=form)
 
     def body(*refs: Any) -> None:
@@ -159,7 +204,7 @@ def paged_attention(
         impl=impl,
         name="paged_attention_sum",
     )
-    return y.reshape(b, T, H * d), k_pages, v_pages
+    return y.reshape(b, T, H * d)
 
 
 def attend(
@@ -238,6 +283,7 @@ def streamed(
 
 
 def _attend(
+    index_in: Any,
     q: Any,
     k_pages: Any,
     v_pages: Any,
@@ -252,10 +298,10 @@ def _attend(
     tiles: int,
     tile: int,
     runs: int,
-    pool_layer: np.int32,
 ) -> None:
     """Program `(p, g, s)`: every so many runs of sequence `s` for some tokens' heads of one key."""
     p, g, s = (pl.program_id(axis) for axis in range(3))
+    pool_layer = index_in[0]
     size, Hkv, d = k_pages.shape[2:]
     group = q.shape[1] // Hkv
     tokens = tile // group
@@ -333,7 +379,7 @@ def _span(index: jax.Array, page: int, runs: int) -> jax.Array:
 
 
 def _add_up(
-    form_index: Any,
+    index_in: Any,
     scales: Any,
     peaks: Any,
     totals: Any,
@@ -369,4 +415,4 @@ def _add_up(
     o = jnp.sum(weight[:, None] * part, axis=0) / jnp.sum(weight * total)
     o = jnp.where(live > 0, o, 0.0)
     column = h * d + c * columns + jnp.arange(columns)
-    store(y, (row,), column, gated(o, gate), form, scales, form_index[0])
+    store(y, (row,), column, gated(o, gate), form, scales, index_in[1])

@@ -17,12 +17,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.backend import Impl, triton_call
+from pallas_kernels.backend import Impl, as_data, triton_call
 
 
 def rotary_cache(
@@ -85,30 +84,37 @@ def rotary_cache(
 
     check_addressable(k_pages)
     half = cos.shape[-1]
-    args = (q_gate, k, v, cos.reshape(rows, half), sin.reshape(rows, half), q_norm, k_norm)
-    q, k_pages, v_pages = triton_call(
-        partial(_kernel, T=T, layer=np.int32(layer), pool_layer=np.int32(pool_layer), eps=eps),
+    turn = cos.reshape(rows, half), sin.reshape(rows, half)
+    index = as_data(layer, pool_layer)
+    args = index, q_gate, k, v, *turn, q_norm, k_norm, table, start, valid, k_pages, v_pages
+    q, k_pages, v_pages = _launch(*args, T=T, eps=eps, impl=impl, warps=warps)
+    return q.reshape(b, T, H, d), k_pages, v_pages
+
+
+@partial(jax.jit, static_argnames=("T", "eps", "impl", "warps"))
+def _launch(
+    *args: jax.Array, T: int, eps: float, impl: Impl, warps: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    q_gate, k_pages, v_pages = args[1], *args[-2:]
+    (rows, H, both), Hkv = q_gate.shape, k_pages.shape[3]
+    return triton_call(
+        partial(_kernel, T=T, eps=eps),
         *args,
-        table,
-        start,
-        valid,
-        k_pages,
-        v_pages,
         grid=(rows, Hkv),
         out_shape=(
-            jax.ShapeDtypeStruct((rows, H, d), q_gate.dtype),
+            jax.ShapeDtypeStruct((rows, H, both // 2), q_gate.dtype),
             jax.ShapeDtypeStruct(k_pages.shape, k_pages.dtype),
             jax.ShapeDtypeStruct(v_pages.shape, v_pages.dtype),
         ),
         impl=impl,
         name="rotary_cache",
         warps=warps,
-        aliases={10: 1, 11: 2},
+        aliases={11: 1, 12: 2},
     )
-    return q.reshape(b, T, H, d), k_pages, v_pages
 
 
 def _kernel(
+    layers: Any,
     q_gate: Any,
     k: Any,
     v: Any,
@@ -126,12 +132,10 @@ def _kernel(
     v_pages: Any,
     *,
     T: int,
-    layer: np.int32,
-    pool_layer: np.int32,
     eps: float,
 ) -> None:
     """Program `(row, g)`: key head `g` of one token, its value, and the queries that read it."""
-    row, g = pl.program_id(0), pl.program_id(1)
+    row, g, layer, pool_layer = pl.program_id(0), pl.program_id(1), layers[0], layers[1]
     s, t = lax.div(row, T), lax.rem(row, T)
     _, _, page_size, Hkv, d = k_pages.shape
     half = cos.shape[1]

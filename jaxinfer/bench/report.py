@@ -99,6 +99,17 @@ TABLES: Mapping[str, tuple[str, Columns]] = {
             ("share of the bound", "share_of_roofline"),
         ),
     ),
+    "one-answer": (
+        "The same answer in any company",
+        (
+            ("streams", "streams"),
+            ("drafts beside each token", "drafts"),
+            ("answers compared with those given alone", "answers"),
+            ("tokens of each", "tokens"),
+            ("same tokens", "same_tokens"),
+            ("same bits", "same_bits"),
+        ),
+    ),
     "ablation": (
         "What each choice is worth",
         (
@@ -237,6 +248,8 @@ def _cell(value: Any) -> str:
     match value:
         case None:
             return ""
+        case bool():
+            return "yes" if value else "no"
         case float():
             return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
         case int():

@@ -458,7 +458,7 @@ def _advance(dims: Dims, impl: Impl, split: int, tile_v: int, *refs: Any) -> Non
     lax.fori_loop(0, index[1], piece, start)
 
 
-class _Memory(NamedTuple):
+class Memory(NamedTuple):
     """What is known after a piece: the convolution's last inputs `[W-1, C]`, the state."""
 
     conv: jax.Array
@@ -489,7 +489,7 @@ def _reference(
     g, beta = rowwise(lambda a, b: gates(a, b, *own), CHUNK, a, b)
 
     def advance(
-        before: _Memory,
+        before: Memory,
         x: jax.Array,
         g: jax.Array,
         beta: jax.Array,
@@ -497,17 +497,17 @@ def _reference(
         source: jax.Array,
         start: jax.Array,
         valid: jax.Array,
-    ) -> tuple[_Memory, jax.Array]:
-        held = _Memory(conv[layer, source], recurrent[layer, source])
+    ) -> tuple[Memory, jax.Array]:
+        held = Memory(conv[layer, source], recurrent[layer, source])
         held = jax.tree.map(lambda a: jnp.where(start > 0, a, 0), held)
         memory = jax.tree.map(lambda a, b: jnp.where(goes_on, a, b), before, held)
-        return _chunk(dims, w, memory, x, g, beta, valid)
+        return chunk(dims, w, memory, x, g, beta, valid)
 
-    def step(before: _Memory, piece: tuple) -> tuple[_Memory, tuple[jax.Array, _Memory]]:
+    def step(before: Memory, piece: tuple) -> tuple[Memory, tuple[jax.Array, Memory]]:
         after, o = sealed(advance, before, *piece)
         return after, (o, after)
 
-    nothing = _Memory(jnp.zeros_like(conv[0, 0]), jnp.zeros_like(recurrent[0, 0]))
+    nothing = Memory(jnp.zeros_like(conv[0, 0]), jnp.zeros_like(recurrent[0, 0]))
     goes_on = _goes_on(places)
     pieces = (x, g, beta, goes_on, places.source, places.start, places.valid)
     _, (o, after) = lax.scan(step, nothing, pieces)
@@ -521,16 +521,26 @@ def _reference(
     return Chunks(y.reshape(z.shape), recurrent, conv)
 
 
-def _chunk(
+def chunk(
     dims: Dims,
     w: jax.Array,
-    memory: _Memory,
+    memory: Memory,
     x: jax.Array,
     g: jax.Array,
     beta: jax.Array,
     valid: jax.Array,
-) -> tuple[_Memory, jax.Array]:
-    """One piece: the memory after its valid tokens, and the outputs `[64, Hv, dv]`."""
+) -> tuple[Memory, jax.Array]:
+    """One piece in plain JAX: the memory after its valid tokens, and the outputs `[64, Hv, dv]`.
+
+    Args:
+        dims: heads and widths.
+        w: taps `[C, W]`.
+        memory: what is known before it.
+        x: inputs of the convolution `[64, C]`.
+        g: log decay `[64, Hv]` float32.
+        beta: write strength `[64, Hv]` float32.
+        valid: tokens that are real.
+    """
     taps = w.shape[1]
     rows = jnp.concatenate([memory.conv, x])
     wide, w = rows.astype(jnp.float32), w.astype(jnp.float32)
@@ -559,4 +569,4 @@ def _chunk(
     last = total[:, -1:]
     state = jnp.exp(last) * memory.recurrent + product((jnp.exp(last - total) * k).mT, fresh)
     conv = lax.dynamic_slice_in_dim(rows, valid, taps - 1)
-    return _Memory(conv, state), o.swapaxes(0, 1)
+    return Memory(conv, state), o.swapaxes(0, 1)

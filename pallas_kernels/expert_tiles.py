@@ -1,6 +1,6 @@
 """How the experts of a few rows are cut, and what is computed of a cut: one arithmetic for all.
 
-The kernels that go row by row, expert by expert or phase by phase differ in who loads what when.
+The kernels that go row by row and expert by expert differ in who loads what when.
 What they add up in which order is said here, so that a row has the same bits in all of them.
 """
 
@@ -32,8 +32,8 @@ class Cut:
 
 UP, SHARED_UP = Cut(rows=32, parts=2), Cut(rows=8, parts=8)
 DOWN, SHARED_DOWN = Cut(rows=16, parts=1, step=512), Cut(rows=16, parts=4)
-"""Of the routed experts and of the shared one, of their first and their second product: so that a
-row's make a tile or less for each multiprocessor of an H200."""
+"""Of the routed experts and of the shared one, of their first and their second product. `parts`
+decides about bits; how many rows a tile has, and how long a step is, each kernel chooses."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,27 @@ from jaxinfer import Completion
 from jaxinfer.engine import Chunk
 from jaxinfer.engine.engine import Engine, Request
 
+# Sizes of engines. Each other one is another compilation, so files share them.
+SMALL = {
+    "slots": 7,
+    "batches": (7,),
+    "context": 320,
+    "pages": 40,
+    "snapshots": 12,
+    "prefill_budget": 64,
+}
+ALONE = SMALL | {"slots": 1, "batches": (1,), "prefix_cache": False, "steps": 1}
+"""For one request at a time."""
+TIGHT = {
+    "slots": 4,
+    "batches": (4,),
+    "context": 256,
+    "pages": 5,
+    "snapshots": 4,
+    "prefill_budget": 64,
+    "steps": 2,
+}
+"""Pages for one request that is as long as can be, and a page or two for each of three."""
 HELDOUT = resolve("tiny_qwen").parent / "heldout"
 EOS = (4065, 4063)
 

@@ -74,10 +74,13 @@ def sampler_of(case: Case, vocabulary: int = VOCABULARY, slots: int = 1, slot: i
 
 
 def run(case: Case, scores: np.ndarray, masks: np.ndarray | None = None, tile: int = 8) -> Sampled:
-    """Sample the rows `[T, V]` of one case; the result has a leading axis of one."""
+    """Sample the rows `[T, V]` of one case; the result has a leading axis of one.
+
+    Without masks everything is allowed, by a mask, since each form is compiled.
+    """
     sampler = sampler_of(case, scores.shape[-1])
-    masks = None if masks is None else pack(masks)[None]
-    return draw(scores[None], sampler, jnp.zeros(1, int), *case.rows(), masks, top=TOP, tile=tile)
+    words = pack(np.ones(scores.shape, bool) if masks is None else masks)[None]
+    return draw(scores[None], sampler, jnp.zeros(1, int), *case.rows(), words, top=TOP, tile=tile)
 
 
 def pack(allowed: np.ndarray) -> np.ndarray:

@@ -10,16 +10,14 @@ from jaxinfer.engine import Chunk
 from jaxinfer.engine.engine import Engine, Request
 from jaxinfer.engine.sequence import Phase
 from tests.engine.conftest import Build, Job
-from tests.engine.helpers import bits, run
+from tests.engine.helpers import TIGHT, bits, run
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40, logprobs=True, ignore_eos=True)
 
 
 @pytest.fixture
 def engine(build: Build) -> Engine:
-    """Has pages for one request that is as long as can be, and a page or two for each of three."""
-    options = {"context": 256, "batches": (4,), "pages": 5, "snapshots": 4}
-    return build("tiny_qwen", "mtp", 1, 4, **options, prefill_budget=64, steps=2)
+    return build("tiny_qwen", "mtp", 1, **TIGHT)
 
 
 @pytest.fixture(scope="module")

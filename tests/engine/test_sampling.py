@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from jaxinfer import SamplingParams
-from jaxinfer.engine.sampling import prompt_logprobs
+from jaxinfer.engine.sampling import Sampler, prompt_logprobs
 from jaxinfer.engine.sampling_settings import LENGTH
 from tests.engine.numpy_sampler import final_scores, log_softmax, scaled_survivors, softmax
 from tests.engine.sampling_cases import ROOM, TOP, VOCABULARY, Case, draw, run, sampler_of
@@ -40,7 +40,7 @@ def check_against_reference(
     case: Case, scores: np.ndarray, masks: np.ndarray | None, margin: float
 ) -> None:
     """Every row's choice, unless float32 may rightly fall on either side of a filter."""
-    got = run(case, scores, np.ones(scores.shape, bool) if masks is None else masks)
+    got = run(case, scores, masks)
     for t, row in enumerate(scores):
         final = final_scores(
             row,
@@ -163,6 +163,11 @@ def test_a_top_p_too_small_for_float32_keeps_the_likeliest() -> None:
     assert run(Case(SamplingParams(top_p=1e-60)), scores).tokens == scores.argmax()
 
 
+def many(case: Case) -> Sampler:
+    """A sampler with the case in each of `DRAWS` slots."""
+    return jax.tree.map(lambda a: np.repeat(np.asarray(a), DRAWS, axis=0), sampler_of(case))
+
+
 @pytest.mark.parametrize("over", ["seeds", "indices"])
 @pytest.mark.parametrize(
     "params",
@@ -181,17 +186,16 @@ def test_a_top_p_too_small_for_float32_keeps_the_likeliest() -> None:
 def test_tokens_come_as_often_as_they_should(params: SamplingParams, over: str) -> None:
     scores = np.random.default_rng(0).normal(0, 2, VOCABULARY).astype(np.float32)
     case = Case(params, (3, 9), (9, 12, 12, 35), stops=(7, 35), bad=((12, 35, 0), (5,)))
-    sampler, (tokens, tail, index) = sampler_of(case), case.rows()
+    sampler, (tokens, tail, index) = many(case), case.rows()
+    index = np.repeat(index, DRAWS, axis=0)
     if over == "seeds":
-        sampler = jax.tree.map(lambda a: jnp.repeat(a, DRAWS, axis=0), sampler)
-        sampler = replace(sampler, seed=jnp.arange(DRAWS, dtype=jnp.uint32))
-        slots, index = jnp.arange(DRAWS), jnp.broadcast_to(index, (DRAWS, 1))
+        sampler = replace(sampler, seed=np.arange(DRAWS, dtype=np.uint32))
     else:
         if params.min_tokens:
             sampler = replace(sampler, earliest=sampler.earliest + DRAWS)
-        slots, index = jnp.zeros(DRAWS, int), index + jnp.arange(DRAWS)[:, None]
-    raw, fed, tails = (jnp.repeat(a, DRAWS, axis=0) for a in (scores[None, None], tokens, tail))
-    out = draw(raw, sampler, slots, fed, tails, index, None, top=0, tile=None)
+        index += np.arange(DRAWS)[:, None]
+    raw, fed, tails = (np.repeat(a, DRAWS, axis=0) for a in (scores[None, None], tokens, tail))
+    out = draw(raw, sampler, np.arange(DRAWS), fed, tails, index, None, top=0, tile=None)
     counts = np.bincount(np.ravel(out.tokens), minlength=VOCABULARY)
 
     final = final_scores(scores, params, case.prompt, case.answer, stops=case.stops, bad=case.bad)
@@ -207,14 +211,23 @@ def test_tokens_come_as_often_as_they_should(params: SamplingParams, over: str) 
 @pytest.mark.parametrize("other", ["seed", "index"])
 def test_another_seed_or_index_brings_other_noise(other: str) -> None:
     def tokens(seed: int, start: int) -> np.ndarray:
-        sampler = sampler_of(Case(seed=seed))
-        rows = np.zeros((400, 1), int), np.full((400, 1, LENGTH - 1), -1)
-        flat, index = np.zeros((400, 1, VOCABULARY), np.float32), start + np.arange(400)[:, None]
-        return draw(flat, sampler, jnp.zeros(400, int), *rows, index, None, top=0, tile=None)[0]
+        rows = np.zeros((DRAWS, 1), int), np.full((DRAWS, 1, LENGTH - 1), -1)
+        flat, index = np.zeros((DRAWS, 1, VOCABULARY), np.float32), np.arange(DRAWS)[:, None]
+        out = draw(
+            flat,
+            many(Case(seed=seed)),
+            np.arange(DRAWS),
+            *rows,
+            start + index,
+            None,
+            top=0,
+            tile=None,
+        )
+        return np.asarray(out.tokens)
 
-    second = tokens(4, 0) if other == "seed" else tokens(3, 1000)
+    second = tokens(4, 0) if other == "seed" else tokens(3, 2 * DRAWS)
     # Independent draws from 40 equally likely tokens agree one time in 40.
-    assert np.mean(np.asarray(tokens(3, 0) == second)) < 0.1
+    assert np.mean(tokens(3, 0) == second) < 0.1
 
 
 def test_temperature_zero_takes_the_likeliest_whatever_the_filters() -> None:
@@ -256,15 +269,16 @@ def test_the_likeliest_are_those_that_come_first_in_a_sort(
     content: int, step: float, alive: int
 ) -> None:
     rng = np.random.default_rng(content)
-    scores = (rng.integers(-20, 21, (2, VOCABULARY)) * step).astype(np.float32)
+    scores = (rng.integers(-20, 21, (ROWS, VOCABULARY)) * step).astype(np.float32)
     scores[:, alive:] = -np.inf
-    following = rng.integers(0, VOCABULARY, (1, 2))
+    following = rng.integers(0, VOCABULARY, (1, ROWS))
     expected = log_softmax(scores)
     first = np.argsort(-scores, axis=-1, kind="stable")[:, :TOP]
     logprobs, tokens, top = shown(scores[None], following, top=TOP, tile=8)
     np.testing.assert_array_equal(tokens[0], first)
     np.testing.assert_allclose(top[0], np.take_along_axis(expected, first, -1), atol=1e-5)
-    np.testing.assert_allclose(logprobs[0], expected[[0, 1], following[0]], atol=1e-5)
+    own = expected[np.arange(ROWS), following[0]]
+    np.testing.assert_allclose(logprobs[0], own, atol=1e-5)
 
 
 def test_log_probabilities_are_those_of_the_raw_scores() -> None:

@@ -7,17 +7,9 @@ import pytest
 
 from jaxinfer import LLM, Completion, SamplingParams
 from tests.engine.conftest import Build
-from tests.engine.helpers import bits, run
+from tests.engine.helpers import SMALL, bits, run
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=True, ignore_eos=True)
-SMALL = {
-    "context": 320,
-    "batches": (7,),
-    "pages": 40,
-    "snapshots": 12,
-    "prefill_budget": 64,
-    "steps": 4,
-}
 
 
 @pytest.fixture
@@ -106,13 +98,15 @@ def test_a_request_without_the_cache_neither_uses_nor_leaves_anything(
 
 def test_a_budget_of_bytes_bounds_what_is_kept(build: Build, code: list[int]) -> None:
     page, snapshot = (
-        getattr(build("tiny_qwen", "mtp", 4, 7, **SMALL).options, name)
+        getattr(build("tiny_qwen", "mtp", 4, **SMALL).options, name)
         for name in ("page_bytes", "snapshot_bytes")
     )
     budget = 3 * page + snapshot
-    engine = build("tiny_qwen", "mtp", 4, 7, **SMALL, cache_bytes=budget)
+    # Its calls, and so what is asked for, are those of `test_one_answer`.
+    engine = build("tiny_qwen", "mtp", 4, **SMALL, steps=4, cache_bytes=budget)
+    params = replace(GREEDY, max_tokens=4, top_logprobs=1)
     for start in range(4):
-        run(engine, [engine.submit(code[start : start + 250], replace(GREEDY, max_tokens=4))])
+        run(engine, [engine.submit(code[start : start + 250], params)])
         stats = engine.stats()
         kept = stats.cached_pages * page + stats.held_snapshots * snapshot
         assert 0 < kept <= budget

@@ -17,33 +17,34 @@ SLOTS, ROOM = 3, 60
 
 @cache
 def noise(seed: int, kv_dtype: str | None = None) -> Slots:
-    """Slots with something different in every place."""
+    """Slots with something different in every place, on the host."""
     config, _ = load(resolve("tiny_qwen"), vision=False)
     plan = Plan(replace(config, layer_types=config.layer_types[:4]), "mtp", 3)
-    empty = init_slots(plan, SLOTS, 256, ROOM, 2, kv_dtype)
+    empty = jax.eval_shape(lambda: init_slots(plan, SLOTS, 256, ROOM, 2, kv_dtype))
     rng = np.random.default_rng(seed)
 
-    def fill(leaf: jax.Array) -> jax.Array:
+    def fill(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
         values = rng.standard_normal(leaf.shape, np.float32)
         if leaf.dtype == bool:
-            return jnp.asarray(values > 0)
+            return values > 0
         if jnp.issubdtype(leaf.dtype, jnp.integer):
-            values = values * 1000
-        return jnp.asarray(values).astype(leaf.dtype)
+            values = (values * 1000).astype(np.int64)
+        return values.astype(leaf.dtype)
 
     return jax.tree.map(fill, empty)
 
 
 def fresh(seed: int, kv_dtype: str | None = None) -> Slots:
     """A copy that may be donated."""
-    return jax.tree.map(jnp.copy, noise(seed, kv_dtype))
+    return jax.tree.map(jnp.array, noise(seed, kv_dtype))
 
 
 def held(slots: Slots, slot: int, pages: list[int]) -> list[bytes]:
     """The bits of all that belongs to a request that has this slot and these pages."""
+    slots = jax.device_get(slots)
     state = slots.state
     layers = {"conv", "recurrent", "pending_x", "pending_g", "pending_beta"}
-    parts = [state.k[:, jnp.array(pages)], state.v[:, jnp.array(pages)]]
+    parts = [state.k[:, pages], state.v[:, pages]]
     for name, leaf in vars(state).items():
         if name not in ("k", "v"):
             parts.append(leaf[:, slot] if name in layers else leaf[slot])

@@ -28,24 +28,25 @@ def relative_error(out: jax.Array, reference: np.ndarray) -> float:
     return float(np.linalg.norm(difference) / np.linalg.norm(reference))
 
 
-def empty(cfg: Config, slots: int, rows: int = 4) -> State:
+def empty(cfg: Config, slots: int, rows: int = 4, snapshots: int = 0) -> State:
     """A state in which every slot has pages for `ROOM` tokens; see `own_pages`."""
-    return init_state(cfg, slots, 1 + slots * ROOM // CHUNK, rows)
+    return init_state(cfg, slots, 1 + slots * ROOM // CHUNK, rows, snapshots)
 
 
 def pieces_of(slot: int, start: int, valid: int, count: int, slots: int = 1) -> Pieces:
     """`count` pieces of one slot, of which `valid` tokens are real."""
-    begins = start + CHUNK * jnp.arange(count)
-    full = jnp.full(count, slot)
-    return Pieces(
-        table=jnp.repeat(own_pages(slots, ROOM)[slot : slot + 1], count, axis=0),
+    before = CHUNK * np.arange(count, dtype=np.int32)
+    full = np.full(count, slot, np.int32)
+    pieces = Pieces(
+        table=np.repeat(np.asarray(own_pages(slots, ROOM))[slot : slot + 1], count, axis=0),
         slot=full,
-        start=begins,
-        valid=jnp.clip(valid - CHUNK * jnp.arange(count), 0, CHUNK),
+        start=start + before,
+        valid=np.clip(valid - before, 0, CHUNK),
         source=full,
-        snapshot=jnp.full(count, slots),
-        fresh=valid > CHUNK * jnp.arange(count),
+        snapshot=np.full(count, slots, np.int32),
+        fresh=valid > before,
     )
+    return jax.tree.map(jnp.asarray, pieces)
 
 
 def run_prompt(
@@ -54,26 +55,28 @@ def run_prompt(
     x: jax.Array,
     positions: jax.Array | None = None,
     sizes: tuple[int, ...] = (),
-    rows: int = 4,
+    slots: int = 1,
+    snapshots: int = 0,
 ) -> tuple[jax.Array, State]:
     """Prefill one prompt of embeddings `[T, D]` with `sizes` pieces a call (default: one).
 
-    Returns hidden states `[T, D]` and the state, in which the prompt has the only slot.
+    Returns hidden states `[T, D]` and the state, in which the prompt has the first slot.
     """
     T = x.shape[0]
     count = -(-T // CHUNK)
     padding = ((0, count * CHUNK - T), (0, 0))
     if positions is None:
         positions = model.text_positions(jnp.array([0]), T)[0]
-    padded, places = (jnp.pad(a, padding).reshape(count, CHUNK, -1) for a in (x, positions))
-    state, hidden, begin = empty(cfg, 1, rows), [], 0
+    # By NumPy, which does not compile anything for each new shape.
+    padded, places = (np.pad(a, padding).reshape(count, CHUNK, -1) for a in (x, positions))
+    state, hidden, begin = empty(cfg, slots, snapshots=snapshots), [], 0
     for size in sizes or (1,) * count:
         end = begin + size
-        pieces = pieces_of(0, begin * CHUNK, T - begin * CHUNK, size)
+        pieces = pieces_of(0, begin * CHUNK, T - begin * CHUNK, size, slots)
         h, state = jit_prefill(params, cfg, padded[begin:end], state, pieces, places[begin:end])
         hidden.append(h)
         begin = end
-    return jnp.concatenate(hidden).reshape(-1, h.shape[-1])[:T], state
+    return jnp.asarray(np.concatenate(hidden).reshape(-1, h.shape[-1])[:T]), state
 
 
 def step(
@@ -88,10 +91,10 @@ def step(
     return hidden, model.accept(state, rows, jnp.full(B, T if keep is None else keep))
 
 
-def kept(pages: jax.Array, slot: int, length: int) -> jax.Array:
+def kept(pages: jax.Array, slot: int, length: int) -> np.ndarray:
     """Keys or values `[L, length, Hkv, d]` of a slot."""
     each = ROOM // CHUNK
-    own = pages[:, 1 + slot * each : 1 + (slot + 1) * each]
+    own = np.asarray(pages)[:, 1 + slot * each : 1 + (slot + 1) * each]
     return own.reshape(own.shape[0], ROOM, *own.shape[3:])[:, :length]
 
 

@@ -26,9 +26,8 @@ def small() -> tuple[Config, Params]:
     return cfg, init(cfg, jax.random.key(0), nvidia_mix)
 
 
-def run(cfg: Config, params: Params, kernels: frozenset[str]) -> tuple[list[jax.Array], State]:
-    """A prompt of two pieces, then a verify step of which one row holds, then another."""
-    tokens = jax.random.randint(jax.random.key(1), (2, 64), 0, 4000)
+def prefilled(cfg: Config, params: Params, tokens: jax.Array) -> State:
+    """After a prompt of two pieces `[2, 64]`."""
     table, zero = own_pages(1, 128), jnp.zeros(2, jnp.int32)
     pieces = Pieces(
         table=jnp.repeat(table, 2, axis=0),
@@ -39,12 +38,20 @@ def run(cfg: Config, params: Params, kernels: frozenset[str]) -> tuple[list[jax.
         snapshot=zero + 1,
         fresh=jnp.ones(2, bool),
     )
-    rows, active = Rows(table, zero[:1]), jnp.ones(1, bool)
 
     @jax.jit
     def prefill(params: Params, state: State) -> tuple[jax.Array, State]:
         x, positions = model.embed(params, cfg, tokens), model.text_positions(pieces.start, 64)
         return model.prefill(params, cfg, x, state, pieces, positions)
+
+    return prefill(params, init_state(cfg, 1, 3, 2))[1]
+
+
+def run(
+    cfg: Config, params: Params, state: State, tokens: jax.Array, kernels: frozenset[str]
+) -> tuple[list[jax.Array], State]:
+    """A verify step of which one row holds, then another."""
+    rows, active = Rows(own_pages(1, 128), jnp.zeros(1, jnp.int32)), jnp.ones(1, bool)
 
     @jax.jit
     def verify(params: Params, state: State, tokens: jax.Array) -> tuple[jax.Array, State]:
@@ -53,7 +60,6 @@ def run(cfg: Config, params: Params, kernels: frozenset[str]) -> tuple[list[jax.
         hidden, state = model.decode(params, cfg, x, state, rows, active, mode)
         return model.logits(params, hidden, mode), model.accept(state, rows, jnp.ones(1, jnp.int32))
 
-    _, state = prefill(params, init_state(cfg, 1, 3, 2))
     out = []
     for start in (3, 5):
         scores, state = verify(params, state, tokens[:1, start : start + 2])
@@ -62,8 +68,10 @@ def run(cfg: Config, params: Params, kernels: frozenset[str]) -> tuple[list[jax.
 
 
 def test_verify_and_replay(small: tuple[Config, Params]) -> None:
-    ours, state = run(*small, frozenset(FAMILIES))
-    plain, expected = run(*small, frozenset())
+    tokens = jax.random.randint(jax.random.key(1), (2, 64), 0, 4000)
+    start = prefilled(*small, tokens)
+    ours, state = run(*small, start, tokens, frozenset(FAMILIES))
+    plain, expected = run(*small, start, tokens, frozenset())
     for a, b in zip(ours, plain, strict=True):
         assert _distance(a, b) < 0.03
     assert (state.length == expected.length).all()

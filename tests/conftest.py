@@ -30,9 +30,12 @@ settings.load_profile("jaxinfer")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave tests that need a GPU out, unless the mark expression speaks of them.
 
-    On a GPU, promises that hold on any device are among them.
+    On a GPU, promises that hold on any device are among them. The longest file comes first, and
+    next those that use the shared model: while one process is busy with the former, the other
+    compiles for the latter, and hardly anything is compiled in both.
     """
-    _share_out(items)
+    sharing = {item.path for item in items if "tiny_llm" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: (item.path.name != LONGEST, item.path not in sharing))
     if "gpu" in config.option.markexpr:
         for item in items:
             if ON_GPU and item.get_closest_marker("also_gpu"):
@@ -42,23 +45,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-
-
-def _share_out(items: list[pytest.Item]) -> None:
-    """Say which tests one process runs together, and begin with what takes longest.
-
-    Files stay whole, since their fixtures hold compiled steps. Those that use the shared model stay
-    together, since its steps would be traced, and often compiled, in both processes at a time.
-    """
-    sharing = {item.path for item in items if "tiny_llm" in getattr(item, "fixturenames", ())}
-    groups = {
-        item: "tiny_llm" if item.path in sharing and item.path.name != LONGEST else item.path.name
-        for item in items
-    }
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    first = (LONGEST, "tiny_llm")
-    items.sort(key=lambda item: first.index(groups[item]) if groups[item] in first else len(first))
 
 
 @pytest.fixture(scope="module", autouse=True)

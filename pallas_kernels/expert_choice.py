@@ -33,7 +33,7 @@ class Choice(NamedTuple):
 _LEAST = -(2**31)
 
 
-def choose_experts(logits: jax.Array, k: int, impl: Impl, *, warps: int = 16) -> Choice:
+def list_pairs(logits: jax.Array, k: int, impl: Impl, *, warps: int = 16) -> Choice:
     """Router logits `[R, E]` bfloat16 -> each expert's pairs. One program, for all have a say."""
     R, E = logits.shape
     block, most = min(32, max(8, pl.next_power_of_2(R))), min(E, R * k)
@@ -76,6 +76,6 @@ def choose_experts(logits: jax.Array, k: int, impl: Impl, *, warps: int = 16) ->
     out = [jax.ShapeDtypeStruct(*one) for one in shapes]
     return Choice(
         *triton_call(
-            body, logits, grid=(1,), out_shape=out, impl=impl, name="choose_experts", warps=warps
+            body, logits, grid=(1,), out_shape=out, impl=impl, name="expert_pairs", warps=warps
         )
     )

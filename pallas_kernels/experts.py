@@ -26,7 +26,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.backend import Impl, as_data, triton_call
-from pallas_kernels.expert_choice import Choice, choose_experts
+from pallas_kernels.expert_choice import Choice, list_pairs
 from pallas_kernels.expert_rows import expert_rows
 from pallas_kernels.expert_tiles import (
     DOWN,
@@ -182,7 +182,7 @@ def _launch(
 ) -> jax.Array:
     if tiles is None and x.shape[0] <= ALONE:
         return expert_rows(x, h, h_shared, logits, gate, stacks, index, k=k, impl=impl)
-    tiles, choice = tiles or Tiles(), choose_experts(logits, k, impl)
+    tiles, choice = tiles or Tiles(), list_pairs(logits, k, impl)
     args = choice, stacks, index, k, impl, tiles
     inner = _inner(h, h_shared, *args)
     return _sum(x, _outer(inner, *args), gate, impl)

@@ -17,7 +17,8 @@ from jaxinfer.qwen.params import GatedDelta
 from jaxinfer.qwen.products import add_product, form_after, normed_products
 from jaxinfer.qwen.state import Pieces, Rows, State
 from pallas_kernels import each
-from pallas_kernels.delta_chunk import Memory, Places, chunk, delta_chunks
+from pallas_kernels.delta_chunk import delta_chunks
+from pallas_kernels.delta_plain import Memory, Places, chunk
 from pallas_kernels.delta_step import Dims, delta_step, gated, gates
 
 

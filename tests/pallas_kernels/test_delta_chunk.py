@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels.backend import Impl
-from pallas_kernels.delta_chunk import CHUNK, Chunks, Places, delta_chunks
+from pallas_kernels.delta_chunk import delta_chunks
+from pallas_kernels.delta_plain import CHUNK, Chunks, Places
 from pallas_kernels.delta_step import delta_step
 from pallas_kernels.normed import Form, formed
 from pallas_kernels.weights import Fp8

@@ -7,7 +7,8 @@ import numpy as np
 
 from jaxinfer.contracts.contract import Candidate, Contract, Sizes, Spec, around
 from jaxinfer.contracts.draws import constant, distinct, integers, normal, uniform
-from pallas_kernels.delta_chunk import Places, delta_chunks
+from pallas_kernels.delta_chunk import delta_chunks
+from pallas_kernels.delta_plain import Places
 from pallas_kernels.delta_step import delta_step
 
 EPS = 1e-6

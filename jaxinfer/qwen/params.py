@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, dataclass_transform
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxinfer.qwen.config import Config, VisionConfig
+from jaxinfer.tree import tree
 from pallas_kernels import Dense, Fp8, Nvfp4, PerLayer
 
 TEXT = "model.language_model."
@@ -83,13 +84,7 @@ class Vector:
         return (len(self.layers),) if self.layers else ()
 
 
-@dataclass_transform(frozen_default=True)
-def _tree[T](cls: type[T]) -> type[T]:
-    """Make `cls` a frozen dataclass that JAX treats as a pytree, all fields data."""
-    return jax.tree_util.register_dataclass(dataclass(frozen=True)(cls))
-
-
-@_tree
+@tree
 class GatedDelta:
     """Gated DeltaNet mixers and the norms in front of them, stacked over their layers."""
 
@@ -105,7 +100,7 @@ class GatedDelta:
     out_proj: Any
 
 
-@_tree
+@tree
 class Attention:
     """Gated full-attention mixers and the norms in front of them, stacked over their layers."""
 
@@ -118,7 +113,7 @@ class Attention:
     o_proj: Any
 
 
-@_tree
+@tree
 class Moe:
     """Router, experts, shared expert and the norms in front of them, stacked over all layers."""
 
@@ -131,7 +126,7 @@ class Moe:
     shared_gate: Any
 
 
-@_tree
+@tree
 class Mtp:
     """The multi-token-prediction head: one attention layer between two projections."""
 
@@ -143,7 +138,7 @@ class Mtp:
     norm: Any
 
 
-@_tree
+@tree
 class VisionBlocks:
     """Vision transformer blocks, stacked."""
 
@@ -161,7 +156,7 @@ class VisionBlocks:
     fc2_bias: Any
 
 
-@_tree
+@tree
 class Vision:
     """The vision tower: patch embedding, blocks, and the merger to the text model's width."""
 
@@ -177,7 +172,7 @@ class Vision:
     merger_fc2_bias: Any
 
 
-@_tree
+@tree
 class Params:
     """All parameters. `mtp` and `vision` are None in checkpoints without them."""
 

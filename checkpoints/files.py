@@ -36,6 +36,7 @@ DTYPES: Mapping[str, np.dtype] = {
     "U16": np.dtype(np.uint16),
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
+    "C64": np.dtype(np.complex64),
 }
 """The format's names for element types."""
 
@@ -131,10 +132,13 @@ class TensorFiles:
         entries: every tensor by its name in the files.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Read all headers. Raises CheckpointError on absent, truncated or mismatched files."""
+    def __init__(self, directory: Path, entries: Mapping[str, Entry] | None = None) -> None:
+        """Read all headers, unless `entries` says what another kind of file holds.
+
+        Raises CheckpointError on absent, truncated or mismatched files.
+        """
         self.directory = directory
-        self.entries = _find(directory)
+        self.entries = _find(directory) if entries is None else entries
         self._descriptors: dict[Path, int] = {}
 
     def __enter__(self) -> Self:

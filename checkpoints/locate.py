@@ -10,8 +10,9 @@ _HERE = Path(__file__).parent
 SHIPPED: Mapping[str, Path] = {
     "tiny_qwen": _HERE / "tiny_qwen" / "bf16",
     "tiny_qwen-nvfp4": _HERE / "tiny_qwen" / "nvfp4",
+    "tiny_sam": _HERE / "tiny_sam",
 }
-"""The little Qwen checkpoints, by the names that `resolve` takes."""
+"""The little checkpoints, by the names that `resolve` takes."""
 
 MANIFEST = "jaxinfer.json"
 """The file that marks a directory in the engine's own format."""
@@ -27,8 +28,12 @@ COMPANIONS = (
 """Files that a checkpoint needs beside weights and configuration."""
 
 
-def resolve(path_or_name: str | Path) -> Path:
+def resolve(path_or_name: str | Path, *, torch_files: bool = False) -> Path:
     """The directory of a checkpoint, from its path or the name of one that ships.
+
+    Args:
+        path_or_name: of the checkpoint.
+        torch_files: accept a `.pt` file too, and a directory that has one in place of config.json.
 
     Raises CheckpointError listing the shipped names if there is no such directory.
     """
@@ -39,6 +44,8 @@ def resolve(path_or_name: str | Path) -> Path:
         return shipped
     path = Path(path_or_name).expanduser()
     if (path / "config.json").is_file():
+        return path
+    if torch_files and (any(path.glob("*.pt")) or (path.suffix == ".pt" and path.is_file())):
         return path
     what = "has no config.json" if path.is_dir() else "is not a directory"
     raise CheckpointError(

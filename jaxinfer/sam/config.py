@@ -1,7 +1,7 @@
 """The shape of a SAM 3 or 3.1 image model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 
@@ -34,6 +34,21 @@ class TrunkConfig:
     rope_theta: float = 10000.0
     gelu: Literal["erf", "tanh"] = "erf"
 
+    def __post_init__(self) -> None:
+        _whole_parts(self, "image_size", "patch_size")
+        _whole_parts(self, "grid", "window")
+        _whole_parts(self, "hidden_size", "num_heads")
+        if self.hidden_size // self.num_heads % 4:
+            raise ConfigError(
+                f"a head of the trunk is {self.hidden_size // self.num_heads} wide; rotary angles "
+                "need a multiple of 4: change hidden_size or num_heads"
+            )
+        beyond = [i for i in self.global_layers if not 0 <= i < self.num_layers]
+        if beyond:
+            raise ConfigError(
+                f"global_layers names layer {beyond[0]}; the trunk has {self.num_layers}, from 0"
+            )
+
     @property
     def grid(self) -> int:
         """Patches along a side of the picture."""
@@ -50,6 +65,9 @@ class TextConfig:
     num_layers: int
     num_heads: int
     context: int
+
+    def __post_init__(self) -> None:
+        _whole_parts(self, "hidden_size", "num_heads")
 
 
 @dataclass(frozen=True)
@@ -73,10 +91,23 @@ class Config:
     decoder_layers: int
     num_queries: int
 
+    def __post_init__(self) -> None:
+        _whole_parts(self, "width", "num_heads")
+        if self.width % 8:
+            raise ConfigError(f"width is {self.width}; the mask head needs a multiple of 8")
+
     @property
     def mask_size(self) -> int:
         """Side of the mask logits: four times the grid."""
         return 4 * self.trunk.grid
+
+
+def _whole_parts(shape: object, whole: str, part: str) -> None:
+    if getattr(shape, whole) % getattr(shape, part):
+        raise ConfigError(
+            f"{whole} ({getattr(shape, whole)}) is not a multiple of {part} "
+            f"({getattr(shape, part)}): change one of them"
+        )
 
 
 SAM3 = Config(
@@ -110,6 +141,124 @@ SAM3 = Config(
 """SAM 3 and SAM 3.1: their image models have one architecture."""
 
 
+_GELUS: dict[str, Literal["erf", "tanh"]] = {
+    "gelu": "erf",
+    "gelu_pytorch_tanh": "tanh",
+    "gelu_new": "tanh",
+}
+
+
+class _Section:
+    """One mapping of the file, and where it stands there."""
+
+    def __init__(self, raw: Mapping[str, Any], path: str = "") -> None:
+        self.raw, self.path = raw, path
+
+    def section(self, name: str) -> "_Section":
+        """The mapping called `name`."""
+        raw = self.raw.get(name)
+        if not isinstance(raw, Mapping):
+            raise ConfigError(f"{self.path}{name} is missing; is the file complete?")
+        return _Section(raw, f"{self.path}{name}.")
+
+    def whole(self, name: str) -> int:
+        """A whole number above 0; of a pair of equal ones, one."""
+        value = self.raw.get(name)
+        if isinstance(value, list | tuple) and len(set(value)) == 1:
+            value = value[0]
+        if value is None:
+            raise ConfigError(f"{self.path}{name} is missing; is the file complete?")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(
+                f"{self.path}{name} is {value!r}; it must be one whole number above 0"
+            )
+        return value
+
+    def expect(self, name: str, *allowed: object) -> None:
+        """Refuse a field that is there and none of what this engine can run."""
+        value = self.raw.get(name)
+        if value is not None and value not in allowed:
+            options = " or ".join(repr(a) for a in allowed)
+            raise ConfigError(f"{self.path}{name} is {value!r}; this engine runs {options}")
+
+
 def from_dict(raw: Mapping[str, Any]) -> Config:
-    """The shape from a `config.json` of `Sam3Model` or `Sam3VideoModel` (its `detector_config`)."""
-    raise NotImplementedError
+    """The shape from a `config.json` of `Sam3Model` or `Sam3VideoModel` (its `detector_config`).
+
+    The published file's `layer_norm_eps` of 1e-6 is read as 1e-5, with which the weights were
+    trained and with which the original runs them; a model of another shape has what its file says.
+    """
+    top = _Section(raw)
+    if "detector_config" in raw:
+        top = top.section("detector_config")
+    elif raw.get("model_type") not in ("sam3", "sam3_video"):
+        raise ConfigError(
+            f"model_type is {raw.get('model_type')!r}; this engine runs 'sam3' and the detector of "
+            "'sam3_video' (SAM 3 and SAM 3.1)"
+        )
+    vision, decoder = top.section("vision_config"), top.section("detr_decoder_config")
+    geometry, encoder = top.section("geometry_encoder_config"), top.section("detr_encoder_config")
+    masks = top.section("mask_decoder_config")
+    cfg = Config(
+        trunk=_trunk(vision.section("backbone_config")),
+        text=_text(top.section("text_config")),
+        width=decoder.whole("hidden_size"),
+        num_heads=decoder.whole("num_attention_heads"),
+        intermediate_size=decoder.whole("intermediate_size"),
+        geometry_layers=geometry.whole("num_layers"),
+        encoder_layers=encoder.whole("num_layers"),
+        decoder_layers=decoder.whole("num_layers"),
+        num_queries=decoder.whole("num_queries"),
+    )
+    vision.expect("fpn_hidden_size", cfg.width)
+    vision.expect("hidden_act", "gelu")
+    vision.expect("scale_factors", [4.0, 2.0, 1.0, 0.5], [4.0, 2.0, 1.0])
+    geometry.expect("roi_size", 7)
+    masks.expect("num_upsampling_stages", 3)
+    for part in (geometry, encoder, decoder, masks):
+        part.expect("hidden_size", cfg.width)
+        part.expect("num_attention_heads", cfg.num_heads)
+        part.expect("intermediate_size", cfg.intermediate_size)
+        part.expect("hidden_act", "relu")
+    if replace(cfg.trunk, layer_norm_eps=1e-5) == replace(SAM3.trunk, gelu=cfg.trunk.gelu):
+        return replace(cfg, trunk=replace(cfg.trunk, layer_norm_eps=1e-5))
+    return cfg
+
+
+def _trunk(raw: _Section) -> TrunkConfig:
+    raw.expect("num_channels", 3)
+    raw.expect("layer_scale_init_value")
+    raw.expect("hidden_act", *_GELUS)
+    rope = raw.raw.get("rope_parameters") or {}
+    _Section(rope, f"{raw.path}rope_parameters.").expect("rope_type", "axial", "default")
+    layers = raw.raw.get("global_attn_indexes")
+    if layers is None:
+        raise ConfigError(f"{raw.path}global_attn_indexes is missing; is the file complete?")
+    return TrunkConfig(
+        hidden_size=raw.whole("hidden_size"),
+        intermediate_size=raw.whole("intermediate_size"),
+        num_layers=raw.whole("num_hidden_layers"),
+        num_heads=raw.whole("num_attention_heads"),
+        image_size=raw.whole("image_size"),
+        patch_size=raw.whole("patch_size"),
+        window=raw.whole("window_size"),
+        global_layers=tuple(layers),
+        table=raw.whole("pretrain_image_size") // raw.whole("patch_size"),
+        layer_norm_eps=float(raw.raw.get("layer_norm_eps", 1e-6)),
+        rope_theta=float(rope.get("rope_theta", raw.raw.get("rope_theta", 10000.0))),
+        gelu=_GELUS[raw.raw.get("hidden_act") or "gelu"],
+    )
+
+
+def _text(raw: _Section) -> TextConfig:
+    raw.expect("model_type", "clip_text_model")
+    raw.expect("hidden_act", "gelu")
+    raw.expect("layer_norm_eps", 1e-5)
+    return TextConfig(
+        vocab_size=raw.whole("vocab_size"),
+        hidden_size=raw.whole("hidden_size"),
+        intermediate_size=raw.whole("intermediate_size"),
+        num_layers=raw.whole("num_hidden_layers"),
+        num_heads=raw.whole("num_attention_heads"),
+        context=raw.whole("max_position_embeddings"),
+    )

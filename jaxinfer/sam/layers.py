@@ -1,6 +1,8 @@
 """What all parts of SAM are made of. The last axis holds features; arithmetic in the inputs' type,
 norms and softmax in float32."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -23,6 +25,11 @@ def layer_norm(x: jax.Array, p: Norm, eps: float = LAYER_NORM_EPS) -> jax.Array:
     centred = wide - wide.mean(-1, keepdims=True)
     scaled = centred * lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
     return (scaled * p.weight + p.bias).astype(x.dtype)
+
+
+def gelu(x: jax.Array, kind: Literal["erf", "tanh"] = "erf") -> jax.Array:
+    """GELU, exact or by the tanh approximation, computed in float32."""
+    return jax.nn.gelu(x.astype(jnp.float32), approximate=kind == "tanh").astype(x.dtype)
 
 
 def feed_forward(x: jax.Array, first: Linear, second: Linear) -> jax.Array:

@@ -1,0 +1,39 @@
+"""The DETR encoder: the picture's tokens attend to one another and to the prompt."""
+
+import jax
+
+from jaxinfer.sam.config import Config
+from jaxinfer.sam.layers import feed_forward, layer_norm, multi_head
+from jaxinfer.sam.params import CrossLayer
+
+
+def encode(
+    layers: tuple[CrossLayer, ...],
+    cfg: Config,
+    picture: jax.Array,
+    positions: jax.Array,
+    image: jax.Array,
+    prompt: jax.Array,
+    mask: jax.Array,
+) -> jax.Array:
+    """The memory `[P, T, D]`.
+
+    `picture`: `[B, T, D]`; `positions`: `[T, D]`; `image`: `[P]`, the picture of each prompt;
+    `prompt`: `[P, S, D]`; `mask`: `[P, S]`, True at tokens.
+    """
+    seen = mask[:, None, None]
+    # Up to here prompts have no part in it: once a picture.
+    x = attend_to_itself(layers[0], cfg, picture, positions)[image]
+    for i, layer in enumerate(layers):
+        x = attend_to_itself(layer, cfg, x, positions) if i else x
+        h = layer_norm(x, layer.norm2)
+        x = x + multi_head(layer.cross_attention, h, prompt, prompt, cfg.num_heads, seen)
+        x = x + feed_forward(layer_norm(x, layer.norm3), layer.linear1, layer.linear2)
+    return x
+
+
+def attend_to_itself(p: CrossLayer, cfg: Config, x: jax.Array, positions: jax.Array) -> jax.Array:
+    """The self-attention of a layer and its residual, `[B, T, D]`."""
+    h = layer_norm(x, p.norm1)
+    placed = h + positions.astype(h.dtype)
+    return x + multi_head(p.self_attention, placed, placed, h, cfg.num_heads)

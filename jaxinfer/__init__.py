@@ -12,19 +12,29 @@ if TYPE_CHECKING:
         SamplingParams,
         StructuredOutput,
     )
+    from jaxinfer.segmentation import Prompt
+    from jaxinfer.segmenter import Segmenter
+
+_ENGINE = {"LLM", "AsyncLLM", "Completion", "RequestError", "SamplingParams", "StructuredOutput"}
+_MODULES = dict.fromkeys(_ENGINE, "jaxinfer.engine") | {
+    "Prompt": "jaxinfer.segmentation",
+    "Segmenter": "jaxinfer.segmenter",
+}
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "Completion",
+    "Prompt",
     "RequestError",
     "SamplingParams",
+    "Segmenter",
     "StructuredOutput",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the engine, and JAX with it, when it is first asked for: `--help` needs neither."""
-    if name in __all__:
-        return getattr(import_module("jaxinfer.engine"), name)
+    """Import what is asked for, and JAX with it, at that time: `--help` needs neither."""
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'jaxinfer' has no attribute {name!r}")

@@ -217,11 +217,92 @@ def chat(
 
 
 @app.command()
+def segment(
+    picture: Annotated[Path, typer.Argument(help="A picture, or a folder of them.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(help='What to look for, such as "red circle".')
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="For a picture, the file for an overlay, or for COCO's JSON if it ends so; for a "
+            "folder, a directory for both.  [default: segmented.png, segmented]"
+        ),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", "-m", help="Directory or .pt file of a checkpoint, or a shipped one's name."
+        ),
+    ] = "tiny_sam",
+    threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="The score that an object must exceed.")
+    ] = 0.5,
+    max_objects: Annotated[
+        int | None, typer.Option(min=1, help="The most objects for a phrase.  [default: all]")
+    ] = None,
+    nms_iou: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Drop what overlaps a better object by more than this.  [default: keep all]",
+        ),
+    ] = None,
+    box: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An example of what to look for: left,top,right,bottom in pixels; may be repeated."
+        ),
+    ] = None,
+    point: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A point on one object: x,y in pixels; may be repeated. For checkpoints with a "
+            "click head."
+        ),
+    ] = None,
+) -> None:
+    """Find things in a picture by words, and draw them onto it.
+
+    Example: `jaxinfer segment scene.png "red circle" "stars" --out overlay.png`
+    """
+    from jaxinfer.commands import segment
+
+    segment.run(
+        picture,
+        words or [],
+        box or [],
+        point or [],
+        out,
+        model,
+        threshold=threshold,
+        max_objects=max_objects,
+        nms_iou=nms_iou,
+    )
+
+
+@app.command()
 def serve(
-    model: Model = "tiny_qwen",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Directory of a language model's checkpoint, or the name of a shipped one.  "
+            "[default: tiny_qwen, or none with --segmenter]",
+        ),
+    ] = None,
+    segmenter: Annotated[
+        str | None,
+        typer.Option(
+            help="A checkpoint of SAM to serve too, or alone if there is no --model; tiny_sam is a "
+            "shipped one."
+        ),
+    ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="What clients call the model.  [default: as given to --model]"),
+        typer.Option(help="What clients call the language model.  [default: as given to --model]"),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
@@ -261,6 +342,8 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI's clients: /v1/chat/completions, /v1/models, /health.
 
+    With --segmenter also, or only, masks: /v1/segment.
+
     There is no authentication: keep it on this machine, or behind a proxy that has some.
 
     Example: `jaxinfer serve --model /models/Qwen3.6-35B-A3B-NVFP4 --name qwen`
@@ -268,7 +351,8 @@ def serve(
     from jaxinfer.commands import serve
 
     serve.run(
-        model,
+        model if model or segmenter else "tiny_qwen",
+        segmenter,
         name,
         host,
         port,

@@ -170,11 +170,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 def read_chat_request(body: bytes) -> ChatRequest:
     """Decode and check a request. Raises ApiError (400) that names the field."""
-    try:
-        raw = msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(f"the body is not a JSON object: {error}") from error
-    fields = {name: value for name, value in raw.items() if value is not None}
+    fields = read_object(body)
     for name in ACCEPTED & fields.keys():
         del fields[name]
     for name in NEUTRAL.keys() & fields.keys():
@@ -182,20 +178,32 @@ def read_chat_request(body: bytes) -> ChatRequest:
             raise ApiError(
                 f"{name} is not supported; leave it out", param=name, code="unsupported_parameter"
             )
-    known = set(ChatRequest.__struct_fields__)
-    if unknown := sorted(fields.keys() - known):
-        raise ApiError(f"unknown field {unknown[0]}", param=unknown[0], code="unknown_parameter")
-    return _convert(fields)
+    # The keys of `logit_bias` are numbers, which JSON can only write as strings.
+    return convert(fields, ChatRequest, str_keys=True)
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The fields of a JSON object that are not null. Raises ApiError (400) if it is none."""
+    try:
+        raw = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(f"the body is not a JSON object: {error}") from error
+    return {name: value for name, value in raw.items() if value is not None}
 
 
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`")
 
 
-def _convert(fields: dict[str, Any]) -> ChatRequest:
+def convert[T: Struct](fields: dict[str, Any], kind: type[T], **options: Any) -> T:
+    """The fields as a `kind`; options are those of `msgspec.convert`.
+
+    Raises ApiError (400) that names the field.
+    """
+    if unknown := sorted(fields.keys() - set(kind.__struct_fields__)):
+        raise ApiError(f"unknown field {unknown[0]}", param=unknown[0], code="unknown_parameter")
     try:
-        # The keys of `logit_bias` are numbers, which JSON can only write as strings.
-        return msgspec.convert(fields, ChatRequest, str_keys=True)
+        return msgspec.convert(fields, kind, **options)
     except msgspec.ValidationError as error:
         found = _PATH.match(str(error))
         assert found is not None

@@ -115,11 +115,11 @@ class ChatChunk(Struct):
 
 
 class ModelCard(Struct):
-    """A model that is served; `max_model_len` is its context in tokens."""
+    """A model that is served; `max_model_len` is a language model's context in tokens."""
 
     id: str
     created: int
-    max_model_len: int
+    max_model_len: int | UnsetType = UNSET
     object: str = "model"
     owned_by: str = "jaxinfer"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import uvicorn
 
+from jaxinfer.commands.segment import open_segmenter
 from jaxinfer.commands.terminal import err, open_llm
 from server.app import create_app
 
@@ -14,21 +15,28 @@ GRACE_SECONDS = 5
 
 
 def run(
-    model: str,
+    model: str | None,
+    segmenter: str | None,
     name: str | None,
     host: str,
     port: int,
     **options: Any,
 ) -> None:
-    """Serve until interrupted; `options` are those of `LLM`."""
+    """Serve a language model, a segmenter or both until interrupted; `options` are of `LLM`."""
     # Taken first: a port that is in use should not cost the time of loading.
     listening = listen(host, port)
-    llm = open_llm(model, **options)
-    app = create_app(llm, name=name)
+    masks = open_segmenter(segmenter) if segmenter else None
+    llm = open_llm(model, **options) if model else None
+    app = create_app(llm, name=name, segmenter=masks)
     shown = f"[{host}]" if ":" in host else host
+    names = [segmenter] if segmenter else []
+    limits = ""
+    if llm is not None:
+        names.append(name or llm.name)
+        slots = llm.engine.options.slots
+        limits = f" (context {llm.context} tokens, {slots} requests together)"
     err.print(
-        f"serving {name or llm.name} at http://{shown}:{listening.getsockname()[1]}/v1 "
-        f"(context {llm.context} tokens, {llm.engine.options.slots} requests together)",
+        f"serving {' and '.join(names)} at http://{shown}:{listening.getsockname()[1]}/v1{limits}",
         style="green",
         markup=False,
         soft_wrap=True,

@@ -23,7 +23,7 @@ THOUGHT, CALL, FIGURES = "dim italic", "cyan", "dim green"
 
 def open_llm(model: str, *, speculation: str = "auto", max_batch: int = 1, **options: Any) -> LLM:
     """Load a model and compile its steps; progress goes to standard error."""
-    _keep_compiled_steps()
+    keep_compiled_steps()
     drafting = None if speculation == "none" else speculation
     llm = LLM(model, max_batch=max_batch, speculation=drafting, progress=True, **options)
     stages = ", ".join(f"{stage} {s:.1f} s" for stage, s in llm.report.seconds.items())
@@ -34,7 +34,7 @@ def open_llm(model: str, *, speculation: str = "auto", max_batch: int = 1, **opt
     return llm
 
 
-def _keep_compiled_steps() -> None:
+def keep_compiled_steps() -> None:
     """Have XLA store what it compiles in the user's cache directory, unless told otherwise."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

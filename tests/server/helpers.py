@@ -31,11 +31,12 @@ WEATHER = {
 class Server:
     """uvicorn on a thread of its own."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM | None = None, **options: Any) -> None:
         self.llm = llm
         listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        config = uvicorn.Config(create_app(llm), log_level="warning", timeout_graceful_shutdown=5)
+        app = create_app(llm, **options)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
         self._thread.start()

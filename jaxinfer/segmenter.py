@@ -1,0 +1,322 @@
+"""SAM as a service in one process: pictures and prompts in, masks out."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from checkpoints import progress_bar, resolve, sam
+from jaxinfer.sam.config import Config
+from jaxinfer.sam.params import Params
+from jaxinfer.sam.preprocess import Picture, PictureError, PictureLike, read_picture
+from jaxinfer.sam.tokenizer import PromptError, Tokenizer
+from jaxinfer.segmentation.engine import Answer, Candidate, Engine, Question, SegmenterStats
+from jaxinfer.segmentation.masks import around, suppress
+from jaxinfer.segmentation.prompts import (
+    Prompt,
+    PromptLike,
+    check_inside,
+    check_limits,
+    per_picture,
+)
+from jaxinfer.segmentation.results import Instance, Segmentation
+
+THRESHOLD = 0.5
+"""The score that an object must exceed, unless told otherwise."""
+
+LARGEST_BATCH = 64
+"""Pictures that can be embedded together."""
+
+_AHEAD = 2
+"""Pieces of work that the device has while the host turns one into results."""
+
+Prompts = PromptLike | Sequence[PromptLike] | Sequence[Sequence[PromptLike]]
+"""One prompt or several for every picture, or a list of them for each."""
+
+OnError = Callable[[int, Exception], None]
+"""Told the number of a picture that cannot be read, and why."""
+
+
+@dataclass(frozen=True, eq=False)
+class SamModel:
+    """A model in memory: its shape, its parameters and its tokeniser."""
+
+    config: Config
+    params: Params
+    tokenizer: Tokenizer
+
+    @classmethod
+    def load(
+        cls,
+        path_or_name: str | Path,
+        *,
+        clicks: bool = False,
+        dtype: Any = None,
+        progress: bool = False,
+    ) -> "SamModel":
+        """From a directory, one of Meta's `.pt` files, or the name of a shipped checkpoint.
+
+        The tokeniser is read from the directory, or from the one that the file is in. `dtype` is
+        that of the arithmetic; None takes bfloat16 on a GPU and float32 elsewhere. `progress` shows
+        a bar.
+
+        Raises CheckpointError, ConfigError or FileNotFoundError for what cannot be loaded.
+        """
+        path = resolve(path_or_name, torch_files=True)
+        if dtype is None:
+            dtype = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
+        # Before the weights, which take longer to find wanting.
+        tokenizer = Tokenizer.read(path if path.is_dir() else path.parent)
+        with progress_bar(f"loading {path_or_name}") if progress else nullcontext() as advance:
+            config, params = sam.load(path, clicks=clicks, dtype=dtype, progress=advance)
+        tokenizer.context = config.text.context
+        return cls(config, params, tokenizer)
+
+
+class Segmenter:
+    """Finds the objects in pictures that words, boxes or points ask for.
+
+    It remembers the embeddings of pictures and the features of words, so that another prompt about
+    a picture costs no more than the detector. Any number of threads may use it.
+
+    Attributes:
+        name: of the checkpoint.
+        config: the model's shape.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | SamModel = "tiny_sam",
+        *,
+        clicks: bool = False,
+        dtype: Any = None,
+        max_batch: int = 8,
+        cache_bytes: int = 2 * 2**30,
+        threads: int | None = None,
+        progress: bool = False,
+    ) -> None:
+        """Load a checkpoint.
+
+        Args:
+            model: a directory, one of Meta's `.pt` files, the name of a checkpoint that ships with
+                the package, or a model that is loaded already.
+            clicks: load the click head too, which points need.
+            dtype: of the arithmetic; None for bfloat16 on a GPU and float32 elsewhere.
+            max_batch: pictures embedded together.
+            cache_bytes: device memory for image embeddings; at full size in bfloat16 one takes
+                56 MB.
+            threads: that decode, resize and encode; None for as many as there are processors, at
+                most 16.
+            progress: show a bar while loading.
+
+        Raises CheckpointError, ConfigError or FileNotFoundError for a checkpoint that cannot be
+        loaded, ValueError for an option out of range.
+        """
+        if not 1 <= max_batch <= LARGEST_BATCH:
+            raise ValueError(f"max_batch must be from 1 to {LARGEST_BATCH}, not {max_batch}")
+        if cache_bytes < 0:
+            raise ValueError(f"cache_bytes must be at least 0, not {cache_bytes}")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
+        self.name = "sam" if isinstance(model, SamModel) else str(model)
+        if not isinstance(model, SamModel):
+            model = SamModel.load(model, clicks=clicks, dtype=dtype, progress=progress)
+        self.config = model.config
+        self._max_batch = max_batch
+        self._engine = Engine(model.config, model.params, model.tokenizer, max_batch, cache_bytes)
+        self._pool = ThreadPoolExecutor(threads or min(16, os.cpu_count() or 1), "segmenter")
+
+    @overload
+    def segment(
+        self,
+        images: list[PictureLike] | tuple[PictureLike, ...],
+        prompts: Prompts,
+        *,
+        threshold: float = ...,
+        max_objects: int | None = ...,
+        nms_iou: float | None = ...,
+    ) -> list[Segmentation]: ...
+
+    @overload
+    def segment(
+        self,
+        images: PictureLike,
+        prompts: Prompts,
+        *,
+        threshold: float = ...,
+        max_objects: int | None = ...,
+        nms_iou: float | None = ...,
+    ) -> Segmentation: ...
+
+    def segment(
+        self,
+        images: Any,
+        prompts: Prompts,
+        *,
+        threshold: float = THRESHOLD,
+        max_objects: int | None = None,
+        nms_iou: float | None = None,
+    ) -> Segmentation | list[Segmentation]:
+        """Find what the prompts ask for.
+
+        Args:
+            images: a picture (see `PictureLike`), or a list or tuple of them.
+            prompts: one or several, asked about every picture; or a list of lists, one for each.
+            threshold: the score that an object must exceed, unless its prompt says otherwise;
+                points choose their object whatever its score.
+            max_objects: the most objects for a prompt, unless it says otherwise; the model itself
+                finds at most `config.num_queries`.
+            nms_iou: drop objects whose masks overlap that of a better one, of any prompt, by more
+                than this intersection over union; None keeps all, as the model was made to.
+
+        Returns one result for a picture, a list of them for a list.
+
+        Raises PromptError and PictureError, which say what is wrong and what would help, and
+        OSError for a file that cannot be opened.
+        """
+        many = isinstance(images, list | tuple)
+        results = self.stream(
+            images if many else [images],
+            prompts,
+            threshold=threshold,
+            max_objects=max_objects,
+            nms_iou=nms_iou,
+        )
+        return list(results) if many else next(results)
+
+    def stream(
+        self,
+        images: Sequence[PictureLike],
+        prompts: Prompts,
+        *,
+        threshold: float = THRESHOLD,
+        max_objects: int | None = None,
+        nms_iou: float | None = None,
+        on_error: OnError | None = None,
+    ) -> Iterator[Segmentation]:
+        """As `segment`, but gives each picture's result when it is there, in order.
+
+        Pictures are decoded ahead while the device works, a few batches at a time, so there may be
+        any number of them. With `on_error`, pictures that cannot be read are told to it, and left
+        out. Wrong prompts are told of at once.
+        """
+        check_limits(threshold, max_objects)
+        if nms_iou is not None and not 0 <= nms_iou <= 1:
+            raise PromptError(f"nms_iou is {nms_iou}; it must be from 0 to 1")
+        asked = per_picture(prompts, len(images))
+        for prompt in {id(prompt): prompt for each in asked for prompt in each}.values():
+            self._engine.check(prompt)
+
+        def questions(image: int, picture: Picture) -> list[Question]:
+            return [
+                Question(picture, prompt, index, threshold, max_objects)
+                for index, prompt in enumerate(asked[image])
+            ]
+
+        read = partial(self._read_checked, asked)
+        return self._results(self._read_ahead(images, read, on_error), questions, nms_iou)
+
+    def read(self, image: PictureLike) -> Picture:
+        """Decode and resize a picture, to ask about it more than once without doing so again."""
+        return read_picture(image, self.config.trunk.image_size)
+
+    def stats(self) -> SegmenterStats:
+        """What was computed so far, and what the caches hold."""
+        return self._engine.stats()
+
+    def forget(self) -> None:
+        """Empty the caches."""
+        self._engine.forget()
+
+    def _read_checked(self, asked: list[list[Prompt]], image: int, source: PictureLike) -> Picture:
+        """A picture of a call, whose prompts lie within it."""
+        try:
+            picture = self.read(source)
+            for prompt in asked[image]:
+                check_inside(prompt, picture.width, picture.height)
+        except (PictureError, PromptError) as error:
+            raise type(error)(f"picture {image}: {error}") from error
+        return picture
+
+    def _read_ahead(
+        self,
+        images: Sequence[PictureLike],
+        read: Callable[[int, PictureLike], Picture],
+        on_error: OnError | None,
+    ) -> Iterator[tuple[int, Picture]]:
+        """The pictures that can be read, with their numbers; some are worked on in advance."""
+        tasks = (
+            (image, self._pool.submit(read, image, source)) for image, source in enumerate(images)
+        )
+        for image, task in _ahead(tasks, 2 * self._max_batch):
+            try:
+                yield image, task.result()
+            except (PictureError, OSError) as error:
+                if on_error is None:
+                    raise
+                on_error(image, error)
+
+    def _results(
+        self,
+        pictures: Iterator[tuple[int, Picture]],
+        questions: Callable[[int, Picture], list[Question]],
+        nms_iou: float | None,
+    ) -> Iterator[Segmentation]:
+        """Results in order, with a piece or two of work under way while one is turned into them."""
+
+        def pieces() -> Iterator[tuple[list, Any]]:
+            while batch := list(islice(pictures, self._max_batch)):
+                asked = [(picture, questions(image, picture)) for image, picture in batch]
+                for work in self._engine.work([q for _, each in asked for q in each]):
+                    yield [], work
+                yield asked, None
+
+        answers: dict[Question, Answer] = {}
+        for asked, work in _ahead(pieces(), _AHEAD):
+            if work is not None:
+                answers |= {answer.question: answer for answer in work.answers()}
+            for picture, each in asked:
+                yield self._result(picture, [answers.pop(question) for question in each], nms_iou)
+
+    def _result(
+        self, picture: Picture, answers: list[Answer], nms_iou: float | None
+    ) -> Segmentation:
+        found = [(answer.question, each) for answer in answers for each in answer.objects]
+        if nms_iou is not None and found:
+            on = np.stack([each.logits > 0 for _, each in found])
+            found = [found[i] for i in suppress(on, [each.score for _, each in found], nms_iou)]
+        return Segmentation(
+            picture.width,
+            picture.height,
+            tuple(self._pool.map(partial(_instance, picture), found)),
+            tuple(answer.question.prompt.name for answer in answers),
+            tuple(answer.presence for answer in answers),
+            picture.name,
+        )
+
+
+def _instance(picture: Picture, found: tuple[Question, Candidate]) -> Instance:
+    question, candidate = found
+    mask = candidate.mask(picture)
+    box = around(mask) if candidate.box is None else candidate.box
+    return Instance(mask, box, candidate.score, question.prompt.name, question.index)
+
+
+def _ahead[T](items: Iterable[T], count: int) -> Iterator[T]:
+    """The same items; `count` more are taken before each is given."""
+    waiting: deque[T] = deque()
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > count:
+            yield waiting.popleft()
+    yield from waiting

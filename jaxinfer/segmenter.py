@@ -3,25 +3,21 @@
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any, overload
 
 import jax
-import jax.numpy as jnp
-import numpy as np
+from PIL import Image
 
-from checkpoints import progress_bar, resolve, sam
-from jaxinfer.sam.config import Config
-from jaxinfer.sam.params import Params
+from jaxinfer.sam import fp8 as eight_bits
 from jaxinfer.sam.preprocess import Picture, PictureError, PictureLike, read_picture
-from jaxinfer.sam.tokenizer import PromptError, Tokenizer
-from jaxinfer.segmentation.engine import Answer, Candidate, Engine, Question, SegmenterStats
-from jaxinfer.segmentation.masks import around, suppress
+from jaxinfer.sam.tokenizer import PromptError
+from jaxinfer.segmentation.engine import Engine, SegmenterStats
+from jaxinfer.segmentation.loading import SamModel
+from jaxinfer.segmentation.masks import suppress
 from jaxinfer.segmentation.prompts import (
     Prompt,
     PromptLike,
@@ -29,6 +25,7 @@ from jaxinfer.segmentation.prompts import (
     check_limits,
     per_picture,
 )
+from jaxinfer.segmentation.questions import Answer, Question
 from jaxinfer.segmentation.results import Instance, Segmentation
 
 THRESHOLD = 0.5
@@ -37,50 +34,18 @@ THRESHOLD = 0.5
 LARGEST_BATCH = 64
 """Pictures that can be embedded together."""
 
-_AHEAD = 2
-"""Pieces of work that the device has while the host turns one into results."""
+_AHEAD = 4
+"""Works and ends of batches that follow the one whose answers are waited for: two full batches, so
+that the device is never without work."""
+
+_WARM = 3
+"""Runs after which nothing about a program changes any more."""
 
 Prompts = PromptLike | Sequence[PromptLike] | Sequence[Sequence[PromptLike]]
 """One prompt or several for every picture, or a list of them for each."""
 
 OnError = Callable[[int, Exception], None]
 """Told the number of a picture that cannot be read, and why."""
-
-
-@dataclass(frozen=True, eq=False)
-class SamModel:
-    """A model in memory: its shape, its parameters and its tokeniser."""
-
-    config: Config
-    params: Params
-    tokenizer: Tokenizer
-
-    @classmethod
-    def load(
-        cls,
-        path_or_name: str | Path,
-        *,
-        clicks: bool = False,
-        dtype: Any = None,
-        progress: bool = False,
-    ) -> "SamModel":
-        """From a directory, one of Meta's `.pt` files, or the name of a shipped checkpoint.
-
-        The tokeniser is read from the directory, or from the one that the file is in. `dtype` is
-        that of the arithmetic; None takes bfloat16 on a GPU and float32 elsewhere. `progress` shows
-        a bar.
-
-        Raises CheckpointError, ConfigError or FileNotFoundError for what cannot be loaded.
-        """
-        path = resolve(path_or_name, torch_files=True)
-        if dtype is None:
-            dtype = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
-        # Before the weights, which take longer to find wanting.
-        tokenizer = Tokenizer.read(path if path.is_dir() else path.parent)
-        with progress_bar(f"loading {path_or_name}") if progress else nullcontext() as advance:
-            config, params = sam.load(path, clicks=clicks, dtype=dtype, progress=advance)
-        tokenizer.context = config.text.context
-        return cls(config, params, tokenizer)
 
 
 class Segmenter:
@@ -100,9 +65,11 @@ class Segmenter:
         *,
         clicks: bool = False,
         dtype: Any = None,
+        fp8: bool = False,
         max_batch: int = 8,
         cache_bytes: int = 2 * 2**30,
         threads: int | None = None,
+        device_masks: bool | None = None,
         progress: bool = False,
     ) -> None:
         """Load a checkpoint.
@@ -112,11 +79,14 @@ class Segmenter:
                 the package, or a model that is loaded already.
             clicks: load the click head too, which points need.
             dtype: of the arithmetic; None for bfloat16 on a GPU and float32 elsewhere.
+            fp8: multiply in the image encoder with 8 bits: faster on a GPU, and less exact.
             max_batch: pictures embedded together.
             cache_bytes: device memory for image embeddings; at full size in bfloat16 one takes
-                56 MB.
-            threads: that decode, resize and encode; None for as many as there are processors, at
-                most 16.
+                56 MB, 77 MB with clicks.
+            threads: that decode and resize, and as many that make results; None for as many as
+                there are processors, at most 16.
+            device_masks: bring masks to the picture's size on the device, which finds the same
+                ones; None where that is a GPU. On a CPU the host is faster.
             progress: show a bar while loading.
 
         Raises CheckpointError, ConfigError or FileNotFoundError for a checkpoint that cannot be
@@ -131,10 +101,22 @@ class Segmenter:
         self.name = "sam" if isinstance(model, SamModel) else str(model)
         if not isinstance(model, SamModel):
             model = SamModel.load(model, clicks=clicks, dtype=dtype, progress=progress)
+        if device_masks is None:
+            device_masks = jax.default_backend() == "gpu"
         self.config = model.config
         self._max_batch = max_batch
-        self._engine = Engine(model.config, model.params, model.tokenizer, max_batch, cache_bytes)
-        self._pool = ThreadPoolExecutor(threads or min(16, os.cpu_count() or 1), "segmenter")
+        self._engine = Engine(
+            model.config,
+            eight_bits.quantise(model.params) if fp8 else model.params,
+            model.tokenizer,
+            max_batch=max_batch,
+            cache_bytes=cache_bytes,
+            device_masks=device_masks,
+        )
+        threads = threads or min(16, os.cpu_count() or 1)
+        self._reading = ThreadPoolExecutor(threads, "segmenter-reading")
+        # Others, because they wait for the device, and no picture should wait for them.
+        self._answering = ThreadPoolExecutor(threads, "segmenter-answering")
 
     @overload
     def segment(
@@ -238,6 +220,56 @@ class Segmenter:
         """Empty the caches."""
         self._engine.forget()
 
+    def warm_up(
+        self,
+        *,
+        batches: Sequence[int] | None = None,
+        prompts: int = 1,
+        boxes: int = 0,
+        points: int = 0,
+        sizes: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        """Compile what requests of some shapes need, so that the first of them is not slow.
+
+        It asks about grey pictures, and empties the caches.
+
+        Args:
+            batches: numbers of pictures; None for the powers of two up to `max_batch`. Others are
+                padded to the next one.
+            prompts: of words about each picture; 0 for none.
+            boxes: also a prompt with so many boxes about each picture.
+            points: also a prompt with so many points about each picture.
+            sizes: widths and heights of pictures; None for the model's own. Others that need a
+                square of the same side (`jaxinfer.sam.outlines.ROOMS`) are served by the same
+                programs.
+
+        Raises PromptError for points where there is no click head, ValueError for a batch that is
+        larger than `max_batch`.
+        """
+        side = self.config.trunk.image_size
+        if batches is None:
+            batches = sorted({*(2**i for i in range(7) if 2**i < self._max_batch), self._max_batch})
+        if any(not 1 <= count <= self._max_batch for count in batches):
+            raise ValueError(
+                f"batches are {list(batches)}; they must be from 1 to max_batch ({self._max_batch})"
+            )
+        kinds = [[Prompt(f"{i}") for i in range(prompts)]]
+        kinds.append([Prompt(boxes=[(0, 0, 1, 1)] * boxes)] if boxes else [])
+        kinds.append([Prompt(points=[(0, 0)] * points)] if points else [])
+        kinds = [asked for asked in kinds if asked]
+        for prompt in chain(*kinds):
+            self._engine.check(prompt)
+        for size, count, asked in product(sizes or [(side, side)], batches, kinds):
+            grey = [self.read(Image.new("RGB", size, (shade,) * 3)) for shade in range(count)]
+            questions = [
+                Question(each, q, i, 1, None) for each in grey for i, q in enumerate(asked)
+            ]
+            for _ in range(_WARM if jax.default_backend() == "gpu" else 1):
+                self.forget()
+                for work in self._engine.work(questions):
+                    work.warm_up()
+        self.forget()
+
     def _read_checked(self, asked: list[list[Prompt]], image: int, source: PictureLike) -> Picture:
         """A picture of a call, whose prompts lie within it."""
         try:
@@ -256,7 +288,8 @@ class Segmenter:
     ) -> Iterator[tuple[int, Picture]]:
         """The pictures that can be read, with their numbers; some are worked on in advance."""
         tasks = (
-            (image, self._pool.submit(read, image, source)) for image, source in enumerate(images)
+            (image, self._reading.submit(read, image, source))
+            for image, source in enumerate(images)
         )
         for image, task in _ahead(tasks, 2 * self._max_batch):
             try:
@@ -272,44 +305,40 @@ class Segmenter:
         questions: Callable[[int, Picture], list[Question]],
         nms_iou: float | None,
     ) -> Iterator[Segmentation]:
-        """Results in order, with a piece or two of work under way while one is turned into them."""
+        """Results in order, with more work under way while one is turned into them."""
 
-        def pieces() -> Iterator[tuple[list, Any]]:
+        def pieces() -> Iterator[tuple[list, list[Future[Answer]]]]:
             while batch := list(islice(pictures, self._max_batch)):
                 asked = [(picture, questions(image, picture)) for image, picture in batch]
                 for work in self._engine.work([q for _, each in asked for q in each]):
-                    yield [], work
-                yield asked, None
+                    rows = range(len(work.questions))
+                    yield [], [self._answering.submit(work.answer, row) for row in rows]
+                yield asked, []
 
         answers: dict[Question, Answer] = {}
-        for asked, work in _ahead(pieces(), _AHEAD):
-            if work is not None:
-                answers |= {answer.question: answer for answer in work.answers()}
+        for asked, tasks in _ahead(pieces(), _AHEAD):
+            answers |= {answer.question: answer for answer in (task.result() for task in tasks)}
             for picture, each in asked:
-                yield self._result(picture, [answers.pop(question) for question in each], nms_iou)
-
-    def _result(
-        self, picture: Picture, answers: list[Answer], nms_iou: float | None
-    ) -> Segmentation:
-        found = [(answer.question, each) for answer in answers for each in answer.objects]
-        if nms_iou is not None and found:
-            on = np.stack([each.logits > 0 for _, each in found])
-            found = [found[i] for i in suppress(on, [each.score for _, each in found], nms_iou)]
-        return Segmentation(
-            picture.width,
-            picture.height,
-            tuple(self._pool.map(partial(_instance, picture), found)),
-            tuple(answer.question.prompt.name for answer in answers),
-            tuple(answer.presence for answer in answers),
-            picture.name,
-        )
+                yield _result(picture, [answers.pop(question) for question in each], nms_iou)
 
 
-def _instance(picture: Picture, found: tuple[Question, Candidate]) -> Instance:
-    question, candidate = found
-    mask = candidate.mask(picture)
-    box = around(mask) if candidate.box is None else candidate.box
-    return Instance(mask, box, candidate.score, question.prompt.name, question.index)
+def _result(picture: Picture, answers: list[Answer], nms_iou: float | None) -> Segmentation:
+    objects = [
+        Instance(each.outline, each.box, each.score, question.prompt.name, question.index)
+        for question, found in ((answer.question, answer.objects) for answer in answers)
+        for each in found
+    ]
+    if nms_iou is not None and objects:
+        outlines, scores = zip(*((each.outline, each.score) for each in objects), strict=True)
+        objects = [objects[i] for i in suppress(outlines, scores, nms_iou)]
+    return Segmentation(
+        picture.width,
+        picture.height,
+        tuple(objects),
+        tuple(answer.question.prompt.name for answer in answers),
+        tuple(answer.presence for answer in answers),
+        picture.name,
+    )
 
 
 def _ahead[T](items: Iterable[T], count: int) -> Iterator[T]:

@@ -157,6 +157,19 @@ def _ablation(figure: "Figure", lines: Sequence[Line]) -> None:
     _steps(figure, told, names)
 
 
+def _segment(figure: "Figure", lines: Sequence[Line]) -> None:
+    told = [line for line in lines if "failure" not in line]
+    names = [f"{x['size']}, batch {x['batch']}" + ", FP8" * x["fp8"] for x in told]
+    _bars(figure.subplots(), names, [x["images_per_second"] for x in told], "pictures a second")
+
+
+def _segment_kernels(figure: "Figure", lines: Sequence[Line]) -> None:
+    told = [line for line in lines if "failure" not in line]
+    names = [f"batch {x['batch']}" + ", FP8" * x["fp8"] for x in told]
+    parts = [{**x["families_microseconds"], "gaps": x["gaps_microseconds"]} for x in told]
+    _stacked(figure, names, parts, "microseconds a batch")
+
+
 CHARTS: Mapping[str, Callable[["Figure", Sequence[Line]], None]] = {
     "decode": _decode,
     "verify": _verify,
@@ -165,5 +178,7 @@ CHARTS: Mapping[str, Callable[["Figure", Sequence[Line]], None]] = {
     "startup": _startup,
     "kernels": _kernels,
     "ablation": _ablation,
+    "segment": _segment,
+    "segment-kernels": _segment_kernels,
 }
 """What draws each benchmark."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 
@@ -11,7 +10,7 @@ from jaxinfer.bench.engines import PREFILL_TOKENS, make_engine, make_plan, stand
 from jaxinfer.bench.measure import run
 from jaxinfer.bench.roofline import prefill_roofline, shares, traffic
 from jaxinfer.bench.subjects import Subject
-from jaxinfer.bench.trace import Breakdown, break_down, record
+from jaxinfer.bench.trace import break_down, record
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.request import SamplingParams
 
@@ -58,7 +57,7 @@ def measure_kernels(
             "rows": rows,
             "kernels": sorted(plan.kernels),
             "steps_traced": calls * steps,
-            **_told(made, SHOWN),
+            **made.told(SHOWN),
             **shares(moved.total, took, jax.devices()[0].device_kind),
         }
         del engine  # its pools make room for the next one's
@@ -99,24 +98,10 @@ def measure_prefill_kernels(
             "prompt": size,
             "prefill_calls": calls,
             "kernels": sorted(plan.kernels),
-            **_told(made, None),
+            **made.told(),
             "roofline_milliseconds": round(1e3 * least, 4) if told else None,
             "share_of_roofline": round(least / took, 4) if told else None,
         }
-
-
-def _told(made: Breakdown, shown: int | None) -> dict[str, Any]:
-    """Families, gaps, and the kernels that take longest; None for all of them."""
-    return {
-        "families_microseconds": {name: round(time, 2) for name, time in made.families.items()},
-        "gaps_microseconds": round(made.gaps, 2),
-        "busy_microseconds": round(made.busy, 2),
-        "kernels_a_step": round(sum(runs for _, runs in made.names.values()), 1),
-        "longest_kernels": {
-            name: {"microseconds": round(time, 2), "runs": round(runs, 2)}
-            for name, (time, runs) in list(made.names.items())[:shown]
-        },
-    }
 
 
 def _read(engine: Engine, calls: int) -> None:

@@ -17,6 +17,9 @@ _ROOF: Columns = (
 )
 _PEER: Columns = (("peer", "peer.about.engine"), ("ours / peer's", "ratio_to_peer"))
 
+_SEGMENT: Columns = (("FP8", "fp8"), ("batch", "batch"))
+_SEGMENT_PEER: Columns = (*_PEER, ("peer's variant", "peer.variant"), ("failure", "failure"))
+
 TABLES: Mapping[str, tuple[str, Columns]] = {
     "decode": (
         "Decoding",
@@ -110,6 +113,76 @@ TABLES: Mapping[str, tuple[str, Columns]] = {
             ("same bits", "same_bits"),
         ),
     ),
+    "segment": (
+        "Segmenting, from JPEG files to run lengths",
+        (
+            *_SEGMENT,
+            ("size", "size"),
+            ("pictures/s", "images_per_second"),
+            ("ms a picture", "milliseconds_a_picture"),
+            ("of the arithmetic's ceiling", "share_of_ceiling"),
+            ("objects a picture", "objects_a_picture"),
+            ("runs a mask", "runs_a_mask"),
+            *_SEGMENT_PEER,
+        ),
+    ),
+    "segment-device": (
+        "Segmenting, the device's part",
+        (
+            *_SEGMENT,
+            ("pictures/s", "images_per_second"),
+            ("ms a batch", "milliseconds"),
+            ("embedding", "embed_milliseconds"),
+            ("detecting", "detect_milliseconds"),
+            ("TFLOP/s", "teraflops_a_second"),
+            ("of the arithmetic's ceiling", "share_of_ceiling"),
+            *_SEGMENT_PEER,
+        ),
+    ),
+    "segment-latency": (
+        "Segmenting, one prompt at a time",
+        (
+            ("FP8", "fp8"),
+            ("what", "what"),
+            ("size", "size"),
+            ("ms, p50", "milliseconds.p50"),
+            ("p90", "milliseconds.p90"),
+            ("detecting on the device", "detect_milliseconds"),
+            ("the rest", "rest_milliseconds"),
+            ("failure", "failure"),
+        ),
+    ),
+    "segment-memory": (
+        "Segmenting, device memory",
+        (
+            *_SEGMENT,
+            ("bytes of parameters", "parameter_bytes"),
+            ("bytes at most", "peak_bytes"),
+            ("failure", "failure"),
+        ),
+    ),
+    "segment-kernels": (
+        "Segmenting by kernel",
+        (
+            *_SEGMENT,
+            ("kernels", "kernels_a_step"),
+            ("us busy", "busy_microseconds"),
+            ("us of gaps", "gaps_microseconds"),
+            ("failure", "failure"),
+        ),
+    ),
+    "segment-peer": (
+        "Segmenting in other engines, the model alone",
+        (
+            ("engine", "about.engine"),
+            ("variant", "variant"),
+            ("weights", "about.weights"),
+            ("batch", "batch"),
+            ("pictures/s", "images_per_second"),
+            ("ms a batch", "milliseconds"),
+            ("failure", "failure"),
+        ),
+    ),
     "ablation": (
         "What each choice is worth",
         (
@@ -153,6 +226,11 @@ PARTS: Mapping[str, tuple[str, str, Columns]] = {
             ("family", "name"),
             ("us", "value"),
         ),
+    ),
+    "segment-kernels": (
+        "families_microseconds",
+        "By family, in microseconds a batch:",
+        (*_SEGMENT, ("family", "name"), ("us", "value")),
     ),
 }
 """A second table where a line has a list or a mapping of its own: which, what is said, columns."""
@@ -213,7 +291,7 @@ def _parts(bench: str, lines: Sequence[Line]) -> list[str]:
     key, sentence, columns = PARTS[bench]
     rows: list[Line] = []
     for line in lines:
-        inner = line[key]
+        inner = line.get(key, ())  # none where it failed
         if isinstance(inner, Mapping):
             inner = [{"name": name, "value": value} for name, value in inner.items()]
         # What is inside hides what is outside.

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import jax
 
 RULES: Sequence[tuple[str, str]] = (
+    (r"sdpa|fmha|flash", "attention"),
+    (r"fprop|convolve|winograd", "convolutions"),
     (r"gemm|gemv|nvjet|cutlass|cublas|xmma|^dot", "matrix products of libraries"),
     (r"fusion|^loop_|^input_|^wrapped_", "XLA's fusions"),
     (r"memcpy|memset|^copy", "copies"),
@@ -98,6 +100,19 @@ class Breakdown:
     names: dict[str, tuple[float, float]]
     busy: float
     gaps: float
+
+    def told(self, shown: int | None = None) -> dict[str, Any]:
+        """Families, gaps, and so many of the kernels that take longest; None for all of them."""
+        return {
+            "families_microseconds": {name: round(time, 2) for name, time in self.families.items()},
+            "gaps_microseconds": round(self.gaps, 2),
+            "busy_microseconds": round(self.busy, 2),
+            "kernels_a_step": round(sum(runs for _, runs in self.names.values()), 1),
+            "longest_kernels": {
+                name: {"microseconds": round(time, 2), "runs": round(runs, 2)}
+                for name, (time, runs) in list(self.names.items())[:shown]
+            },
+        }
 
 
 def break_down(found: Sequence[Kernel], steps: int) -> Breakdown:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jaxinfer.commands.bench_segment import segment
+
 if TYPE_CHECKING:
     from jaxinfer.bench.decode import Point
     from jaxinfer.bench.peer import Rival, Shape
@@ -46,6 +48,9 @@ PeerPython = Annotated[
 PeerOptions = Annotated[
     str, typer.Option(help="JSON, or @FILE, for its driver: see docs/benchmarks.md.")
 ]
+
+
+app.command()(segment)
 
 
 @app.callback()

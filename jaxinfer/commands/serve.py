@@ -13,6 +13,9 @@ from server.app import create_app
 GRACE_SECONDS = 5
 """How long answers that are under way may take once the server is told to stop."""
 
+COMMON_SIDES = (1024, 2048, 4096)
+"""Sides of squares that most pictures fit in; masks of others wait for a compiler once."""
+
 
 def run(
     model: str | None,
@@ -26,6 +29,8 @@ def run(
     # Taken first: a port that is in use should not cost the time of loading.
     listening = listen(host, port)
     masks = open_segmenter(segmenter) if segmenter else None
+    if masks is not None:
+        masks.warm_up(batches=[1], boxes=1, sizes=[(side, side) for side in COMMON_SIDES])
     llm = open_llm(model, **options) if model else None
     app = create_app(llm, name=name, segmenter=masks)
     shown = f"[{host}]" if ":" in host else host

@@ -7,6 +7,8 @@ One JSON object a line. Commands come on standard input, an answer to each goes 
     {"cmd": "generate", "prompts": [[id, ...], ...], "max_tokens": n, "streams": s}
         -> {"answers": [{"asked": t, "times": [t, ...]}, ...]}
                                                  seconds; one time for each token known on the host
+    {"cmd": "segment", "batch": b, "repeats": n}
+        -> {"answers": [t, ...]}                 seconds of each of n batches of b pictures
     {"cmd": "quit"}                              ends the process
     anything that fails -> {"error": "..."}      and the process goes on
 
@@ -19,28 +21,28 @@ import sys
 import traceback
 
 
-def serve(load, generate):
+def serve(load, **commands):
     """Answer commands until there are no more.
 
     Args:
         load: called with configuration and options; returns the model, and a dict about it.
-        generate: called with the model, prompts, max_tokens and streams; returns the answers.
+        commands: by name; called with the model and the command's fields, they return the answers.
     """
     # Libraries print what they like: that goes to standard error, where people look for it.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     model = None
     for line in sys.stdin:
-        command = json.loads(line)
-        if command["cmd"] == "quit":
+        fields = json.loads(line)
+        name = fields.pop("cmd")
+        if name == "quit":
             return
         try:
-            if command["cmd"] == "load":
-                model, about = load(command["config"], command["options"])
+            if name == "load":
+                model, about = load(**fields)
                 answer = {"about": about}
             else:
-                arguments = (command["prompts"], command["max_tokens"], command["streams"])
-                answer = {"answers": generate(model, *arguments)}
+                answer = {"answers": commands[name](model, **fields)}
         except Exception as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}

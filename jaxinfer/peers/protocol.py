@@ -17,7 +17,8 @@ from typing import Any, Self
 from jaxinfer.bench.timeline import Answer
 
 DRIVERS: Mapping[str, Path] = {
-    name: Path(__file__).with_name(f"{name}_driver.py") for name in ("transformers", "vllm", "stub")
+    name: Path(__file__).with_name(f"{name}_driver.py")
+    for name in ("transformers", "vllm", "sam_transformers", "stub")
 }
 """Scripts by the name of the engine that they drive."""
 
@@ -88,6 +89,10 @@ class Peer:
         command = {"prompts": prompts, "max_tokens": max_tokens, "streams": streams}
         told = self._ask(timeout, cmd="generate", **command)
         return [Answer(answer["asked"], tuple(answer["times"])) for answer in told["answers"]]
+
+    def segment(self, batch: int, repeats: int, timeout: float = GENERATE_SECONDS) -> list[float]:
+        """Seconds of each of so many batches of pictures, after some that are not told."""
+        return self._ask(timeout, cmd="segment", batch=batch, repeats=repeats)["answers"]
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""A driver without an engine: it knows a token a millisecond, and fails on demand.
+"""A driver without an engine: a token or a picture takes it a millisecond, and it fails on demand.
 
 For tests, and to try a comparison where no other engine is installed. Options: `fail` is "error" to
 refuse, "crash" to die, "hang" to say nothing; `at` is the command at which that happens.
@@ -31,6 +31,13 @@ def generate(options, prompts, max_tokens, streams):
     return answers
 
 
+def segment(options, batch, repeats):
+    """Every picture takes a millisecond."""
+    fail(options, "segment")
+    time.sleep(0.001 * batch * repeats)
+    return [0.001 * batch] * repeats
+
+
 def fail(options, command):
     """Misbehave, if that was asked for."""
     if options.get("at", "generate") != command:
@@ -46,4 +53,4 @@ def fail(options, command):
 
 
 if __name__ == "__main__":
-    serve(load, generate)
+    serve(load, generate=generate, segment=segment)

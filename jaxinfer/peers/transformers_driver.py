@@ -88,4 +88,4 @@ def make_cache(model, batch, size):
 
 
 if __name__ == "__main__":
-    serve(load, generate)
+    serve(load, generate=generate)

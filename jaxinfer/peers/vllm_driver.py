@@ -73,4 +73,4 @@ def generate(llm, prompts, max_tokens, streams):
 
 
 if __name__ == "__main__":
-    serve(load, generate)
+    serve(load, generate=generate)

@@ -8,15 +8,30 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.sam.params import Attention, Linear, Norm
+from pallas_kernels import Fp8
+from pallas_kernels.weights import quantise
 
 LAYER_NORM_EPS = 1e-5
+FUSED_FROM = 128
+"""Queries and keys from which on scores are worth not writing down."""
 
 
 def linear(x: jax.Array, p: Linear) -> jax.Array:
-    """`x Wᵀ + b` for `x [..., K]`; products are added in float32."""
-    contract = (((x.ndim - 1,), (1,)), ((), ()))
-    y = lax.dot_general(x, p.weight.astype(x.dtype), contract, preferred_element_type=jnp.float32)
+    """`x Wᵀ + b` for `x [..., K]`; products are added in float32.
+
+    Inputs of an FP8 matrix (`jaxinfer.sam.fp8`) are rounded to E4M3 at its input scale.
+    """
+    if isinstance(p.weight, Fp8):
+        w, step = p.weight, jnp.asarray(p.weight.input_scale)
+        y = _dot(quantise(x, step), w.q) * (w.scale[0] * step)
+    else:
+        y = _dot(x, p.weight.astype(x.dtype))
     return (y if p.bias is None else y + p.bias).astype(x.dtype)
+
+
+def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
+    contract = (((x.ndim - 1,), (1,)), ((), ()))
+    return lax.dot_general(x, w, contract, preferred_element_type=jnp.float32)
 
 
 def layer_norm(x: jax.Array, p: Norm, eps: float = LAYER_NORM_EPS) -> jax.Array:
@@ -65,8 +80,24 @@ def attend(
     shape is added to the scores.
     """
     query, key, value = (x.reshape(*x.shape[:-1], heads, -1) for x in (query, key, value))
-    out = jax.nn.dot_product_attention(query, key, value, bias=bias, mask=mask)
+    out = by_heads(query, key, value, mask, bias)
     return out.reshape(*out.shape[:-2], -1)
+
+
+def by_heads(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
+    """`attend` for `[B, T, heads, d]`; by cuDNN where that never writes the scores down."""
+    plain = mask is None and bias is None and query.dtype == jnp.bfloat16
+    large = min(query.shape[1], key.shape[1]) >= FUSED_FROM
+    fused = plain and large and jax.default_backend() == "gpu"
+    return jax.nn.dot_product_attention(
+        query, key, value, bias=bias, mask=mask, implementation="cudnn" if fused else None
+    )
 
 
 def multi_head(

@@ -30,7 +30,8 @@ class Picture:
         pixels: uint8 `[S, S, 3]` RGB, S the model's `image_size`.
         width: of the upright picture, before resizing, in pixels.
         height: likewise.
-        digest: of `pixels`; pictures with the same one look alike to the model.
+        digest: of the encoded picture or of `pixels`; pictures with the same one look alike to the
+            model.
         name: of the file, or None.
     """
 
@@ -60,7 +61,9 @@ def read_picture(source: PictureLike, size: int) -> Picture:
     rgb = to_rgb(open_picture(source))
     resized = rgb.resize((size, size), Image.Resampling.BILINEAR)
     pixels = np.asarray(resized)
-    digest = hashlib.blake2b(pixels, digest_size=16).digest()
+    # The bytes of a file are fewer than those of its pixels.
+    hashed = source if isinstance(source, bytes | bytearray | memoryview) else pixels
+    digest = hashlib.blake2b(hashed, digest_size=16).digest()
     name = Path(source).name if isinstance(source, str | Path) else None
     return Picture(pixels, rgb.width, rgb.height, digest, name)
 

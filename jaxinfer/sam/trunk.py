@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.sam.config import TrunkConfig
-from jaxinfer.sam.layers import gelu, layer_norm, linear
+from jaxinfer.sam.layers import by_heads, gelu, layer_norm, linear
 from jaxinfer.sam.params import Block, Trunk
 from jaxinfer.tree import tree
 
@@ -50,7 +50,7 @@ def block(p: Block, cfg: TrunkConfig, x: jax.Array, rotary: Rotary) -> jax.Array
     qkv = linear(layer_norm(x, p.norm1, cfg.layer_norm_eps), p.attention.in_proj)
     qkv = qkv.reshape(batch * length // n, n, 3, cfg.num_heads, width // cfg.num_heads)
     query, key, value = (qkv[:, :, i] for i in range(3))
-    out = jax.nn.dot_product_attention(rotate(query, rotary), rotate(key, rotary), value)
+    out = by_heads(rotate(query, rotary), rotate(key, rotary), value)
     x = x + linear(out.reshape(x.shape), p.attention.out_proj)
     hidden = linear(layer_norm(x, p.norm2, cfg.layer_norm_eps), p.fc1)
     return x + linear(gelu(hidden, cfg.gelu), p.fc2)

@@ -1,9 +1,11 @@
-"""What runs on the device, in a few static shapes: embedding, detection, clicks, picking masks.
+"""What runs on the device, in a few static shapes: embedding, detection, clicks, outlines.
 
 Everything is padded to the next power of two, so that few programs are compiled. Features are kept
-picture by picture and text by text; a program takes as many of them as it needs.
+picture by picture and text by text; a program takes as many of them as it needs, and of the
+parameters only those that it reads: each costs time at every call.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.sam import clicks, model, trunk
+from jaxinfer.sam import clicks, model, outlines, text, trunk
 from jaxinfer.sam.clicks import ClickFeatures, ClickPrompts
 from jaxinfer.sam.config import Config
 from jaxinfer.sam.model import Features
+from jaxinfer.sam.outlines import Outlines, Places
 from jaxinfer.sam.params import Params
 from jaxinfer.tree import tree
 
@@ -29,12 +32,19 @@ def pad[T](things: list[T]) -> tuple[T, ...]:
     return (*things, *[things[-1]] * (bucket(len(things)) - len(things)))
 
 
-@tree
-class Embedded:
-    """Of one picture: `Features` and `ClickFeatures` without the axis of pictures, or None."""
+class Parts:
+    """What each program reads of the parameters."""
 
-    features: Any
-    clicks: Any
+    def __init__(self, params: Params) -> None:
+        nothing: dict[str, Any] = dict.fromkeys(params.__dataclass_fields__)
+        self.trunk, self.text, self.clicks = params.trunk, params.text, params.clicks
+        self.features: Params = replace(
+            params, **nothing | {"neck": params.neck, "geometry": params.geometry}
+        )
+        reads = ("geometry", "encoder", "decoder", "masks", "scoring")
+        self.detector: Params = replace(
+            params, **nothing | {name: getattr(params, name) for name in reads}
+        )
 
 
 @tree
@@ -48,31 +58,54 @@ class Boxes:
 
 @tree
 class Found:
-    """Candidates for P prompts: `scores` `[P, Q]` and `presence` `[P]`, float32 from 0 to 1;
-    `boxes` `[P, Q, 4]` float32, left, top, right, bottom as parts of the picture's sides; `masks`
-    `[P, Q, 4g, 4g]`, logits."""
+    """Q candidates for each of P prompts, by falling score.
+
+    `scores`: `[P, Q]` float32 from 0 to 1; `presence`: `[P]` float32 likewise, or None; `boxes`:
+    `[P, Q, 4]` float32, left, top, right, bottom as parts of the picture's sides, or None; `masks`:
+    `[P, Q, 4g, 4g]`, logits, in another order; `order`: `[P, Q]` int32, where those of the
+    candidates are.
+    """
 
     scores: Any
     presence: Any
     boxes: Any
     masks: Any
+    order: Any
 
 
-@partial(jax.jit, static_argnames=("cfg", "concepts", "points"))
-def embed_pictures(
-    params: Params, cfg: Config, pixels: jax.Array, *, concepts: bool, points: bool
-) -> tuple[Embedded, ...]:
-    """Features of pictures `[B, S, S, 3]` uint8, for concepts (words and boxes), points or both."""
-    seen = trunk.encode(params.trunk, cfg.trunk, pixels)
-    features = model.from_trunk(params, cfg, seen) if concepts else None
-    clickable = clicks.embed(params.clicks, cfg, seen) if points else None
-    return _split(Embedded(features, clickable), len(pixels))
+@tree
+class Limits:
+    """Of P prompts: a score must exceed `threshold`, `[P]` float32, and only the first `most`,
+    `[P]` int32, count."""
+
+    threshold: Any
+    most: Any
 
 
 @partial(jax.jit, static_argnames="cfg")
-def embed_texts(params: Params, cfg: Config, ids: jax.Array) -> tuple[jax.Array, ...]:
+def see(params: Any, cfg: Config, pixels: jax.Array) -> tuple[jax.Array, ...]:
+    """What the trunk sees, `[g, g, C]`, of each of some pictures `[B, S, S, 3]` uint8."""
+    return tuple(trunk.encode(params, cfg.trunk, pixels))
+
+
+@partial(jax.jit, static_argnames="cfg")
+def features(params: Params, cfg: Config, seen: tuple[jax.Array, ...]) -> tuple[Features, ...]:
+    """For words and boxes, of each picture, without the axis of pictures."""
+    return _split(model.from_trunk(params, cfg, jnp.stack(seen)), len(seen))
+
+
+@partial(jax.jit, static_argnames="cfg")
+def click_features(
+    params: Any, cfg: Config, seen: tuple[jax.Array, ...]
+) -> tuple[ClickFeatures, ...]:
+    """For points, of each picture, without the axis of pictures."""
+    return _split(clicks.embed(params, cfg, jnp.stack(seen)), len(seen))
+
+
+@partial(jax.jit, static_argnames="cfg")
+def embed_texts(params: Any, cfg: Config, ids: jax.Array) -> tuple[jax.Array, ...]:
     """Text tokens `[T, D]` of each prompt of `[P, T]`."""
-    return tuple(model.embed_text(params, cfg, ids))
+    return tuple(text.encode(params, cfg.text, ids))
 
 
 @partial(jax.jit, static_argnames="cfg")
@@ -90,37 +123,56 @@ def detect(
         image, jnp.stack(texts), text_mask, boxes.boxes, boxes.labels, boxes.mask
     )
     found = model.detect(params, cfg, _stack(pictures), prompts)
+    order = jnp.argsort(-found.scores, axis=-1, stable=True)
     x, y, width, height = jnp.moveaxis(found.boxes, -1, 0)
     corners = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
-    return Found(found.scores, jax.nn.sigmoid(found.presence), jnp.stack(corners, -1), found.masks)
+    return Found(
+        scores=jnp.take_along_axis(found.scores, order, 1),
+        presence=jax.nn.sigmoid(found.presence),
+        boxes=jnp.take_along_axis(jnp.stack(corners, -1), order[..., None], 1),
+        masks=found.masks,
+        order=order,
+    )
 
 
 @partial(jax.jit, static_argnames="cfg")
 def click(
-    params: Params,
+    params: Any,
     cfg: Config,
     pictures: tuple[ClickFeatures, ...],
     prompts: ClickPrompts,
     ambiguous: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Mask logits `[P, 4g, 4g]` and estimated IoU `[P]` float32 of the objects at some points."""
-    found = clicks.click(params.clicks, cfg, _stack(pictures), prompts)
-    return clicks.best(found, ambiguous)
+) -> Found:
+    """One candidate for each of P prompts by points; its score is the estimated IoU."""
+    found = clicks.click(params, cfg, _stack(pictures), prompts)
+    masks, iou = clicks.best(found, ambiguous)
+    order = jnp.zeros((len(iou), 1), jnp.int32)
+    return Found(jnp.clip(iou, 0, 1)[:, None], None, None, masks[:, None], order)
+
+
+@partial(jax.jit, static_argnames="count")
+def outline(found: Found, limits: Limits, places: Places, *, count: int) -> Outlines:
+    """Outlines of the first `count` candidates for each prompt, of those within its limits."""
+    logits = jax.vmap(lambda masks, order: masks[order])(found.masks, found.order[:, :count])
+    kept = jnp.minimum((found.scores > limits.threshold[:, None]).sum(-1), limits.most)
+    return outlines.trace(logits, kept, places)
 
 
 @jax.jit
-def _pick(masks: jax.Array, prompt: jax.Array, query: jax.Array) -> jax.Array:
-    return masks[prompt, query]
+def one(found: Found, row: jax.Array) -> Found:
+    """The candidates for one prompt."""
+    return jax.tree.map(lambda leaf: leaf[row][None], found)
 
 
-def pick(masks: jax.Array, prompt: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """The masks `[n, 4g, 4g]` of some candidates of `[P, Q, 4g, 4g]`, on the host."""
-    count = len(prompt)
-    if not count:
-        return np.empty((0, *masks.shape[2:]), np.float32)
-    extra = (0, bucket(count) - count)
-    picked = _pick(masks, np.pad(prompt, extra), np.pad(query, extra))
-    return np.asarray(picked)[:count]
+@jax.jit
+def _pick(masks: jax.Array, row: jax.Array, candidate: jax.Array) -> jax.Array:
+    return masks[row, candidate]
+
+
+def pick(masks: jax.Array, row: int, candidates: np.ndarray) -> np.ndarray:
+    """The logits `[n, 4g, 4g]` of some candidates for a prompt, on the host."""
+    padded = np.pad(candidates, (0, bucket(len(candidates)) - len(candidates)))
+    return np.asarray(_pick(masks, np.int32(row), padded))[: len(candidates)]
 
 
 def _split(pictures: Any, count: int) -> tuple[Any, ...]:

@@ -13,15 +13,46 @@ Polygon = list[np.ndarray]
 repeated: its outline, then its holes."""
 
 
-def to_rle(mask: np.ndarray) -> dict[str, Any]:
-    """COCO's compressed run lengths of a mask, bool `[H, W]`, ready for JSON."""
-    encoded: Any = coco.encode(np.asfortranarray(mask, np.uint8))
-    return {"size": [int(side) for side in encoded["size"]], "counts": encoded["counts"].decode()}
+RunLengths = dict[str, Any]
+"""A mask as COCO's compressed run lengths, ready for JSON: `size` (height, width) and `counts`."""
 
 
-def from_rle(rle: dict[str, Any]) -> np.ndarray:
-    """The mask, bool `[H, W]`, of COCO's run lengths."""
-    return coco.decode(cast(Any, rle)).astype(bool)
+def to_rle(mask: np.ndarray) -> RunLengths:
+    """Run lengths of a mask, bool `[H, W]`."""
+    return _for_json(coco.encode(np.asfortranarray(mask, np.uint8)))
+
+
+def changes_to_rle(changes: np.ndarray, height: int, width: int) -> RunLengths:
+    """Run lengths of the mask that changes at these pixels; see `jaxinfer.sam.outlines`."""
+    counts = np.diff(changes, prepend=0, append=height * width).astype(np.uint32)
+    plain = {"size": [height, width], "counts": counts}
+    return _for_json(coco.frPyObjects(cast(Any, plain), height, width))
+
+
+def words_to_changes(words: np.ndarray, height: int) -> np.ndarray:
+    """Where a mask changes, int64, from bits `[W, n]` uint32; see `jaxinfer.sam.outlines`."""
+    bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), 1, bitorder="little")
+    return np.flatnonzero(bits.view(bool)[:, :height])
+
+
+def from_rle(rle: RunLengths) -> np.ndarray:
+    """The mask, bool `[H, W]`, of run lengths."""
+    return np.ascontiguousarray(coco.decode(cast(Any, rle))).view(bool)
+
+
+def area(rle: RunLengths) -> int:
+    """Pixels in a mask."""
+    return int(coco.area(cast(Any, rle)))
+
+
+def around(rle: RunLengths) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom edges of a mask in pixels; all 0 for an empty one."""
+    left, top, width, height = (float(x) for x in coco.toBbox(cast(Any, rle)))
+    return left, top, left + width, top + height
+
+
+def _for_json(rle: Any) -> RunLengths:
+    return {"size": [int(side) for side in rle["size"]], "counts": rle["counts"].decode()}
 
 
 def to_polygons(mask: np.ndarray) -> list[Polygon]:

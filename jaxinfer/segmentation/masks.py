@@ -1,15 +1,18 @@
-"""Mask logits on the host: to the size of the picture, and of several alike the best."""
+"""Masks on the host: logits to the size of the picture, and of several masks alike the best."""
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
+from pycocotools import mask as coco
+
+from jaxinfer.sam.outlines import along
 
 
 def to_picture(logits: np.ndarray, height: int, width: int) -> np.ndarray:
     """The mask of a picture, bool `[height, width]`, from logits `[h, w]` of it.
 
-    The logits are interpolated bilinearly between the centres of their pixels (as
-    `torch.nn.functional.interpolate`, neither aligned nor antialiased) and cut at 0.
+    The same as `jaxinfer.sam.outlines`, which see, on one processor.
     """
     logits = logits.astype(np.float32)
     mask = np.zeros((height, width), bool)
@@ -34,38 +37,26 @@ def _neighbours(
 
     Returns the pixels, the two that each lies between, and how far it is from the first.
     """
-    place = np.clip((np.arange(wanted) + 0.5) * (size / wanted) - 0.5, 0, size - 1)
-    first = place.astype(np.int64)
+    first, fraction = along(wanted, size)
     second = np.minimum(first + 1, size - 1)
     span = np.flatnonzero((second >= on[0]) & (first <= on[-1]))
-    return span, first[span], second[span], (place - first)[span].astype(np.float32)
+    return span, first[span], second[span], fraction[span]
 
 
-def suppress(masks: np.ndarray, scores: Sequence[float], iou: float) -> list[int]:
+def suppress(outlines: Sequence[dict[str, Any]], scores: Sequence[float], iou: float) -> list[int]:
     """Which of several masks remain when each that overlaps a better one is dropped.
 
     Args:
-        masks: bool `[n, h, w]`.
+        outlines: their run lengths, of one picture.
         scores: of each.
         iou: the intersection over union up to which two may overlap.
 
     Returns their indices in rising order.
     """
-    flat = masks.reshape(len(masks), -1).astype(np.float32)
-    common = flat @ flat.T
-    area = np.diagonal(common)
-    union = area[:, None] + area - common
-    overlap = common > iou * union
+    masks = list(outlines)
+    overlap = np.asarray(coco.iou(cast(Any, masks), cast(Any, masks), [0] * len(masks))) > iou
     kept: list[int] = []
     for candidate in np.argsort(-np.asarray(scores), kind="stable"):
         if not overlap[candidate, kept].any():
             kept.append(int(candidate))
     return sorted(kept)
-
-
-def around(mask: np.ndarray) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom edges of a mask in pixels; all 0 for an empty one."""
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    if not rows.size:
-        return (0.0, 0.0, 0.0, 0.0)
-    return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxinfer.segmentation import export
-from jaxinfer.segmentation.export import Polygon
+from jaxinfer.segmentation.export import Polygon, RunLengths
 
 if TYPE_CHECKING:
     from supervision import Detections
@@ -18,7 +18,7 @@ class Instance:
     """One object.
 
     Attributes:
-        mask: bool `[height, width]`, at the size of the upright picture.
+        outline: the mask as run lengths, of which all else about it is made when it is asked for.
         box: left, top, right and bottom in pixels, within the picture. It is the model's own
             estimate, so it need not touch the mask; for points it is drawn around the mask.
         score: from 0 to 1; for points the model's estimate of the mask's IoU.
@@ -26,20 +26,25 @@ class Instance:
         prompt_index: which of the picture's prompts that was.
     """
 
-    mask: np.ndarray
+    outline: RunLengths
     box: tuple[float, float, float, float]
     score: float
     prompt: str
     prompt_index: int = 0
 
     @cached_property
+    def mask(self) -> np.ndarray:
+        """bool `[height, width]`, at the size of the upright picture."""
+        return export.from_rle(self.outline)
+
+    @cached_property
     def area(self) -> int:
         """Pixels in the mask."""
-        return int(np.count_nonzero(self.mask))
+        return export.area(self.outline)
 
-    def rle(self) -> dict[str, Any]:
+    def rle(self) -> RunLengths:
         """The mask as COCO's compressed run lengths: `size` (height, width) and `counts`."""
-        return export.to_rle(self.mask)
+        return dict(self.outline)
 
     def polygons(self) -> list[Polygon]:
         """Outlines of the mask's pieces, each with its holes; see `export.to_polygons`."""

@@ -63,6 +63,10 @@ def test_times_are_added_up_by_family_and_by_name_without_numbers() -> None:
         ("gemm_fusion_dot_12", "matrix products of libraries"),
         ("input_convert_reduce_fusion", "XLA's fusions"),
         ("MemcpyD2D", "copies"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", "attention"),
+        ("sm90_xmma_fprop_implicit_gemm_bf16bf16_f32", "convolutions"),
+        ("nvjet_tst_192x192_64x4", "matrix products of libraries"),
+        ("causal_conv1d", "delta"),
         ("something_else", "other"),
     ],
 )

@@ -112,7 +112,7 @@ def preempted(engine: Engine, jobs: Sequence[Job]) -> list[Completion]:
     scheduler.plan = short
     completions = together(engine, jobs)
     scheduler.plan = plan
-    assert engine.stats().preemptions > 10
+    assert engine.stats().preemptions >= 8
     return completions
 
 

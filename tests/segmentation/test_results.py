@@ -15,7 +15,7 @@ from pycocotools.cocoeval import COCOeval
 
 from jaxinfer.segmentation import Instance, Segmentation, draw, to_coco
 from jaxinfer.segmentation.drawing import colour
-from jaxinfer.segmentation.export import from_rle
+from jaxinfer.segmentation.export import from_rle, to_rle
 from jaxinfer.segmentation.masks import suppress, to_picture
 from tests.segmentation.helpers import noise
 
@@ -39,8 +39,8 @@ def ring() -> np.ndarray:
 def result() -> Segmentation:
     masks = [ring(), np.pad(np.ones((10, 12), bool), ((5, 45), (60, 8)))]
     objects = (
-        Instance(masks[0], (15.0, 5.0, 65.0, 55.0), 0.9, "ring", 0),
-        Instance(masks[1], (60.0, 5.0, 72.0, 15.0), 0.75, "box", 1),
+        Instance(to_rle(masks[0]), (15.0, 5.0, 65.0, 55.0), 0.9, "ring", 0),
+        Instance(to_rle(masks[1]), (60.0, 5.0, 72.0, 15.0), 0.75, "box", 1),
     )
     names = ("ring", "box", "cat")
     return Segmentation(80, 60, objects, names, (0.95, 0.8, 0.01), "scene.png")
@@ -71,15 +71,16 @@ def test_of_overlapping_masks_the_best_remains() -> None:
     masks[0, :, :5] = True
     masks[1, :, :6] = True  # overlaps 0 by 5/6
     masks[2, :, 4:] = True  # overlaps 1 by 2/10
-    assert suppress(masks, [0.6, 0.9, 0.7, 0.5], 0.8) == [1, 2, 3]
-    assert suppress(masks, [0.9, 0.6, 0.7, 0.5], 0.8) == [0, 2, 3]
-    assert suppress(masks, [0.6, 0.9, 0.7, 0.5], 0.1) == [1, 3]
-    assert suppress(masks, [0.6, 0.9, 0.7, 0.5], 0.9) == [0, 1, 2, 3]
+    outlines = [to_rle(mask) for mask in masks]
+    assert suppress(outlines, [0.6, 0.9, 0.7, 0.5], 0.8) == [1, 2, 3]
+    assert suppress(outlines, [0.9, 0.6, 0.7, 0.5], 0.8) == [0, 2, 3]
+    assert suppress(outlines, [0.6, 0.9, 0.7, 0.5], 0.1) == [1, 3]
+    assert suppress(outlines, [0.6, 0.9, 0.7, 0.5], 0.9) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_run_lengths_round_trip(seed: int) -> None:
-    found = Instance(blobs(37, 53, seed), (0, 0, 53, 37), 1.0, "blob")
+    found = Instance(to_rle(blobs(37, 53, seed)), (0, 0, 53, 37), 1.0, "blob")
     rle = json.loads(json.dumps(found.rle()))
     assert rle["size"] == [37, 53]
     assert np.array_equal(from_rle(rle), found.mask)
@@ -89,7 +90,7 @@ def test_run_lengths_round_trip(seed: int) -> None:
 def test_polygons_enclose_the_mask(seed: int) -> None:
     mask = blobs(70, 90, seed) if seed else ring()
     large = Image.new("1", (8 * 90, 8 * 70))
-    polygons = Instance(mask, (0, 0, 90, 70), 1.0, "blob").polygons()
+    polygons = Instance(to_rle(mask), (0, 0, 90, 70), 1.0, "blob").polygons()
     for piece in polygons:
         for number, outline in enumerate(piece):
             points = [(8 * x, 8 * y) for x, y in outline.tolist()]
@@ -104,7 +105,7 @@ def test_polygons_enclose_the_mask(seed: int) -> None:
 def test_a_square_has_few_corners() -> None:
     mask = np.zeros((20, 30), bool)
     mask[5:15, 10:25] = True
-    ((outline,),) = Instance(mask, (10, 5, 25, 15), 1.0, "box").polygons()
+    ((outline,),) = Instance(to_rle(mask), (10, 5, 25, 15), 1.0, "box").polygons()
     assert len(outline) == 8  # each corner is cut
     assert outline.min(0).tolist() == [10, 5]
     assert outline.max(0).tolist() == [25, 15]
@@ -144,7 +145,7 @@ def test_pngs(result: Segmentation) -> None:
 
 def test_more_objects_than_a_byte_holds() -> None:
     masks = np.eye(300, dtype=bool).reshape(300, 15, 20)
-    objects = tuple(Instance(mask, (0, 0, 1, 1), 0.5, "dot") for mask in masks)
+    objects = tuple(Instance(to_rle(mask), (0, 0, 1, 1), 0.5, "dot") for mask in masks)
     many = Segmentation(20, 15, objects, ("dot",), (1.0,))
     labels = np.asarray(Image.open(io.BytesIO(many.png())))
     assert np.array_equal(labels.ravel(), np.arange(1, 301))

@@ -1,18 +1,20 @@
 """The `Segmenter`: right whatever the batch, and computing nothing twice."""
 
 import io
+import logging
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
 
 from jaxinfer import Prompt, Segmenter
 from jaxinfer.sam.tokenizer import PromptError
-from jaxinfer.segmentation import PictureError, Segmentation
+from jaxinfer.segmentation import PictureError, Segmentation, work
 from jaxinfer.segmenter import SamModel
 from tests.segmentation.helpers import CONFIG, ask, noise, random_model
 
@@ -22,6 +24,11 @@ BOX, OTHER = (5, 5, 50, 60), (60.5, 40, 90, 80)
 @pytest.fixture(scope="module")
 def segmenter() -> Segmenter:
     return Segmenter(random_model(), max_batch=2, threads=2)
+
+
+def without_clicks() -> SamModel:
+    loaded = random_model()
+    return SamModel(loaded.config, replace(loaded.params, clicks=None), loaded.tokenizer)
 
 
 def check(result: Segmentation, picture: Image.Image, expected: dict[str, tuple]) -> None:
@@ -92,7 +99,7 @@ def test_nothing_is_computed_twice() -> None:
 
 def test_the_cache_of_pictures_is_bounded() -> None:
     one = sum((4 * g) ** 2 for g in (8, 4, 2)) * CONFIG.width * 4 + CONFIG.width * 4
-    segmenter = Segmenter(random_model(), max_batch=2, cache_bytes=2 * one)
+    segmenter = Segmenter(without_clicks(), max_batch=2, cache_bytes=2 * one)
     pictures = [noise(30, 30, seed) for seed in range(3)]
     for picture in (*pictures, pictures[2], pictures[0]):
         segmenter.segment(picture, "cat")
@@ -103,6 +110,35 @@ def test_the_cache_of_pictures_is_bounded() -> None:
     nothing = Segmenter(random_model(), cache_bytes=0)
     assert nothing.segment(pictures[0], "cat", threshold=0).objects
     assert nothing.stats().picture_cache.entries == 0
+
+
+def test_words_and_points_look_at_a_picture_together() -> None:
+    segmenter, picture = Segmenter(random_model()), noise(30, 30)
+    prompts = ["cat", Prompt(points=[(9, 9)])]
+    together = segmenter.segment(picture, prompts, threshold=0)
+    assert segmenter.stats().pictures == 1
+    segmenter.forget()
+    one_by_one = [segmenter.segment(picture, prompt, threshold=0) for prompt in prompts]
+    assert segmenter.stats().pictures == 2
+    assert segmenter.stats().picture_cache.entries == 1
+    found = [each for result in one_by_one for each in result.objects]
+    assert [each.rle() for each in together.objects] == [each.rle() for each in found]
+
+
+def test_a_warm_segmenter_compiles_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "FIRST", 2)
+    segmenter = Segmenter(random_model(), max_batch=2, device_masks=True)
+    segmenter.warm_up(batches=[2], boxes=2, points=1, sizes=[(200, 130)])
+    assert segmenter.stats().picture_cache.entries == 0
+    prompts = ["cat", Prompt(boxes=[BOX], negative_boxes=[OTHER]), Prompt(points=[(9, 9)])]
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        for prompt in prompts:
+            segmenter.segment([noise(150, 90), noise(256, 90, 1)], prompt, threshold=0)
+    assert not [each for each in caplog.messages if "ompil" in each]
+    with pytest.raises(ValueError, match="from 1 to max_batch"):
+        segmenter.warm_up(batches=[3])
 
 
 def test_thresholds_and_limits(segmenter: Segmenter) -> None:
@@ -154,9 +190,7 @@ def test_points_choose_one_object_each(segmenter: Segmenter) -> None:
 
 
 def test_points_need_a_click_head() -> None:
-    loaded = random_model()
-    without = replace(loaded.params, clicks=None)
-    segmenter = Segmenter(SamModel(loaded.config, without, loaded.tokenizer))
+    segmenter = Segmenter(without_clicks())
     with pytest.raises(PromptError, match="no click head"):
         segmenter.segment(noise(9, 9), Prompt(points=[(1, 1)]))
 
@@ -233,12 +267,12 @@ def test_threads_share_a_segmenter(segmenter: Segmenter) -> None:
     segmenter.forget()
     results: dict[int, Segmentation] = {}
 
-    def work(index: int) -> None:
+    def ask_about(index: int) -> None:
         file = io.BytesIO()
         pictures[index].save(file, "PNG")
         results[index] = segmenter.segment(file.getvalue(), "cat", threshold=0)
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    threads = [threading.Thread(target=ask_about, args=(index,)) for index in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

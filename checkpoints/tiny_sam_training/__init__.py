@@ -1,0 +1,1 @@
+"""How the tiny segmentation checkpoint is taught: its world of drawn scenes and its training."""

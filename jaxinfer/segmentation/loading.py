@@ -1,0 +1,50 @@
+"""A model of any of the files that hold one."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from checkpoints import progress_bar, resolve, sam
+from jaxinfer.sam.config import Config
+from jaxinfer.sam.params import Params
+from jaxinfer.sam.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class SamModel:
+    """A model in memory: its shape, its parameters and its tokeniser."""
+
+    config: Config
+    params: Params
+    tokenizer: Tokenizer
+
+    @classmethod
+    def load(
+        cls,
+        path_or_name: str | Path,
+        *,
+        clicks: bool = False,
+        dtype: Any = None,
+        progress: bool = False,
+    ) -> "SamModel":
+        """From a directory, one of Meta's `.pt` files, or the name of a shipped checkpoint.
+
+        The tokeniser is read from the directory, or from the one that the file is in. `dtype` is
+        that of the arithmetic; None takes bfloat16 on a GPU and float32 elsewhere. `progress` shows
+        a bar.
+
+        Raises CheckpointError, ConfigError or FileNotFoundError for what cannot be loaded.
+        """
+        path = resolve(path_or_name, torch_files=True)
+        if dtype is None:
+            dtype = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
+        # Before the weights, which take longer to find wanting.
+        tokenizer = Tokenizer.read(path if path.is_dir() else path.parent)
+        with progress_bar(f"loading {path_or_name}") if progress else nullcontext() as advance:
+            config, params = sam.load(path, clicks=clicks, dtype=dtype, progress=advance)
+        tokenizer.context = config.text.context
+        return cls(config, params, tokenizer)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.sam import fp8
-from jaxinfer.sam.config import SAM3, Config, TextConfig, TrunkConfig
+from jaxinfer.sam.config import SAM3, Config, TextConfig, TrunkConfig, for_gpu
 from jaxinfer.sam.params import Linear, Params, init, structure
 from jaxinfer.sam.tokenizer import Tokenizer, from_merges
 from jaxinfer.segmenter import SamModel
@@ -71,7 +71,7 @@ class SamSubject:
 def sam_subject(name: str, *, in_fp8: bool = False) -> SamSubject:
     """Draw a model of `DRAWN` in bfloat16, or load a checkpoint; then round its trunk to FP8."""
     if name in DRAWN:
-        cfg, weights = DRAWN[name], "random numbers in bfloat16"
+        cfg, weights = for_gpu(DRAWN[name]), "random numbers in bfloat16"
         tokenizer = Tokenizer(from_merges([]), cfg.text.context)
         model = SamModel(cfg, draw(cfg, jax.random.key(0)), tokenizer)
     else:

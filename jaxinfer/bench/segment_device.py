@@ -14,6 +14,7 @@ import numpy as np
 from jaxinfer.bench.sam_roofline import operations
 from jaxinfer.bench.trace import break_down, record
 from jaxinfer.sam import model
+from jaxinfer.sam.compiling import jit
 from jaxinfer.sam.config import Config
 from jaxinfer.sam.model import Features, Prompts
 from jaxinfer.sam.params import Params
@@ -75,8 +76,8 @@ def compile_programs(params: Params, cfg: Config, pixels: np.ndarray) -> Program
     # Only what a call needs: to hand over a thousand arrays takes the host a while.
     embedding = (replace(params, text=None, clicks=None), jnp.asarray(pixels))
     finding = replace(embedding[0], trunk=None, neck=None)
-    look = jax.jit(lambda p, pixels: model.embed_image(p, cfg, pixels))
-    find = jax.jit(lambda p, features, prompts: model.detect(p, cfg, features, prompts))
+    look = jit(lambda p, pixels: model.embed_image(p, cfg, pixels))
+    find = jit(lambda p, features, prompts: model.detect(p, cfg, features, prompts))
     features = jax.eval_shape(look, *embedding)
     return Programs(
         batch,

@@ -1,6 +1,7 @@
 """The trunk's matrices in FP8: a switch that trades accuracy for speed.
 
-Weights have one scale a matrix, such that the largest just fits. Inputs are rounded to E4M3 at one
+Weights have one scale a matrix, the least power of two with which the largest fits, so that it is
+exact in bfloat16. Inputs are rounded to E4M3 at one
 scale for all, without looking at them: E4M3 is a floating-point format, so that all that matters is
 that what comes out of norms, attention and GELU lies between its least and its largest number,
 which with this scale are 0.004 and 112.
@@ -34,6 +35,6 @@ def _block(p: Block) -> Block:
 @jax.jit
 def _linear(p: Linear) -> Linear:
     wide = p.weight.astype(jnp.float32)
-    scale = jnp.maximum(jnp.max(jnp.abs(wide)) / FP8_MAX, 1e-30)
+    scale = jnp.exp2(jnp.ceil(jnp.log2(jnp.maximum(jnp.max(jnp.abs(wide)), 1e-30) / FP8_MAX)))
     q = (wide / scale).astype(jnp.float8_e4m3fn)
     return Linear(Fp8(q, scale[None], jnp.float32(INPUT_SCALE)), p.bias)

@@ -17,21 +17,19 @@ FUSED_FROM = 128
 
 
 def linear(x: jax.Array, p: Linear) -> jax.Array:
-    """`x Wᵀ + b` for `x [..., K]`; products are added in float32.
+    """`x Wᵀ + b` for `x [..., K]`; on a GPU products are added in float32.
 
     Inputs of an FP8 matrix (`jaxinfer.sam.fp8`) are rounded to E4M3 at its input scale.
     """
-    if isinstance(p.weight, Fp8):
-        w, step = p.weight, jnp.asarray(p.weight.input_scale)
-        y = _dot(quantise(x, step), w.q) * (w.scale[0] * step)
-    else:
-        y = _dot(x, p.weight.astype(x.dtype))
-    return (y if p.bias is None else y + p.bias).astype(x.dtype)
-
-
-def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
+    w = p.weight
+    if isinstance(w, Fp8):
+        # So written that XLA takes cuBLASLt's product of E4M3 numbers, scales, bias and all.
+        step = jnp.asarray(w.input_scale)
+        x = quantise(x, step).astype(x.dtype) * step.astype(x.dtype)
+        w = w.q.astype(x.dtype) * w.scale[0].astype(x.dtype)
     contract = (((x.ndim - 1,), (1,)), ((), ()))
-    return lax.dot_general(x, w, contract, preferred_element_type=jnp.float32)
+    y = lax.dot_general(x, w.astype(x.dtype), contract, preferred_element_type=x.dtype)
+    return y if p.bias is None else y + p.bias.astype(x.dtype)
 
 
 def layer_norm(x: jax.Array, p: Norm, eps: float = LAYER_NORM_EPS) -> jax.Array:
@@ -43,8 +41,10 @@ def layer_norm(x: jax.Array, p: Norm, eps: float = LAYER_NORM_EPS) -> jax.Array:
 
 
 def gelu(x: jax.Array, kind: Literal["erf", "tanh"] = "erf") -> jax.Array:
-    """GELU, exact or by the tanh approximation, computed in float32."""
-    return jax.nn.gelu(x.astype(jnp.float32), approximate=kind == "tanh").astype(x.dtype)
+    """GELU, exact or by the tanh approximation, which XLA computes within a product of matrices."""
+    if kind == "tanh":
+        return jax.nn.gelu(x, approximate=True)
+    return jax.nn.gelu(x.astype(jnp.float32), approximate=False).astype(x.dtype)
 
 
 def feed_forward(x: jax.Array, first: Linear, second: Linear) -> jax.Array:

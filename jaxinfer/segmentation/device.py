@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxinfer.sam import clicks, model, outlines, text, trunk
 from jaxinfer.sam.clicks import ClickFeatures, ClickPrompts
+from jaxinfer.sam.compiling import jit
 from jaxinfer.sam.config import Config
 from jaxinfer.sam.model import Features
 from jaxinfer.sam.outlines import Outlines, Places
@@ -82,19 +83,19 @@ class Limits:
     most: Any
 
 
-@partial(jax.jit, static_argnames="cfg")
-def see(params: Any, cfg: Config, pixels: jax.Array) -> tuple[jax.Array, ...]:
-    """What the trunk sees, `[g, g, C]`, of each of some pictures `[B, S, S, 3]` uint8."""
-    return tuple(trunk.encode(params, cfg.trunk, pixels))
+@partial(jit, static_argnames="cfg")
+def see(params: Any, cfg: Config, pictures: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """What the trunk sees, `[g, g, C]`, of each of some pictures `[S, S, 3]` uint8."""
+    return tuple(trunk.encode(params, cfg.trunk, jnp.stack(pictures)))
 
 
-@partial(jax.jit, static_argnames="cfg")
+@partial(jit, static_argnames="cfg")
 def features(params: Params, cfg: Config, seen: tuple[jax.Array, ...]) -> tuple[Features, ...]:
     """For words and boxes, of each picture, without the axis of pictures."""
     return _split(model.from_trunk(params, cfg, jnp.stack(seen)), len(seen))
 
 
-@partial(jax.jit, static_argnames="cfg")
+@partial(jit, static_argnames="cfg")
 def click_features(
     params: Any, cfg: Config, seen: tuple[jax.Array, ...]
 ) -> tuple[ClickFeatures, ...]:
@@ -102,13 +103,13 @@ def click_features(
     return _split(clicks.embed(params, cfg, jnp.stack(seen)), len(seen))
 
 
-@partial(jax.jit, static_argnames="cfg")
+@partial(jit, static_argnames="cfg")
 def embed_texts(params: Any, cfg: Config, ids: jax.Array) -> tuple[jax.Array, ...]:
     """Text tokens `[T, D]` of each prompt of `[P, T]`."""
     return tuple(text.encode(params, cfg.text, ids))
 
 
-@partial(jax.jit, static_argnames="cfg")
+@partial(jit, static_argnames="cfg")
 def detect(
     params: Params,
     cfg: Config,
@@ -135,7 +136,7 @@ def detect(
     )
 
 
-@partial(jax.jit, static_argnames="cfg")
+@partial(jit, static_argnames="cfg")
 def click(
     params: Any,
     cfg: Config,
@@ -150,7 +151,7 @@ def click(
     return Found(jnp.clip(iou, 0, 1)[:, None], None, None, masks[:, None], order)
 
 
-@partial(jax.jit, static_argnames="count")
+@partial(jit, static_argnames="count")
 def outline(found: Found, limits: Limits, places: Places, *, count: int) -> Outlines:
     """Outlines of the first `count` candidates for each prompt, of those within its limits."""
     logits = jax.vmap(lambda masks, order: masks[order])(found.masks, found.order[:, :count])
@@ -158,13 +159,13 @@ def outline(found: Found, limits: Limits, places: Places, *, count: int) -> Outl
     return outlines.trace(logits, kept, places)
 
 
-@jax.jit
+@jit
 def one(found: Found, row: jax.Array) -> Found:
     """The candidates for one prompt."""
     return jax.tree.map(lambda leaf: leaf[row][None], found)
 
 
-@jax.jit
+@jit
 def _pick(masks: jax.Array, row: jax.Array, candidate: jax.Array) -> jax.Array:
     return masks[row, candidate]
 

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -12,7 +12,6 @@ import numpy as np
 from jaxinfer.sam.clicks import PADDING
 from jaxinfer.sam.config import Config
 from jaxinfer.sam.params import Params
-from jaxinfer.sam.preprocess import Picture
 from jaxinfer.sam.tokenizer import Tokenizer
 from jaxinfer.segmentation import device
 from jaxinfer.segmentation.cache import Cache, CacheStats
@@ -146,36 +145,25 @@ class Engine:
         need = set(need_features + need_clicks)
         unseen = [digest for digest in pictures if digest in need and have[digest].seen is None]
 
-        def see(some: list[bytes]) -> Sequence[jax.Array]:
-            self._counts["pictures"] += len(some)
-            return self._see([pictures[digest] for digest in some])
-
-        def features(some: list[bytes]) -> Sequence[Any]:
-            seen = pad([have[digest].seen for digest in some])
-            return device.features(self._parts.features, self.config, seen)
-
-        def clicks(some: list[bytes]) -> Sequence[Any]:
-            seen = pad([have[digest].seen for digest in some])
-            return device.click_features(self._parts.clicks, self.config, seen)
-
-        steps: list[tuple[str, list[bytes], Callable[[list[bytes]], Sequence[Any]]]] = [
-            ("seen", unseen, see),
-            ("features", need_features, features),
-            ("clicks", need_clicks, clicks),
-        ]
-        for name, wanted, compute in steps:
+        def fill(part: str, wanted: list[bytes], source: Callable, compute: Callable) -> None:
             for some in _chunks(wanted, self._max_batch):
-                for digest, part in zip(some, compute(some), strict=False):
-                    have[digest] = replace(have[digest], **{name: part})
+                computed = compute(pad([source(digest) for digest in some]))
+                for digest, found in zip(some, computed, strict=False):
+                    have[digest] = replace(have[digest], **{part: found})
+
+        cfg, parts = self.config, self._parts
+        see = partial(device.see, parts.trunk, cfg)
+        features = partial(device.features, parts.features, cfg)
+        clicks = partial(device.click_features, parts.clicks, cfg)
+        fill("seen", unseen, lambda digest: pictures[digest].pixels, see)
+        fill("features", need_features, lambda digest: have[digest].seen, features)
+        fill("clicks", need_clicks, lambda digest: have[digest].seen, clicks)
+        self._counts["pictures"] += len(unseen)
         for digest in need:
             # What the trunk saw is of no more use to a model that cannot click.
             kept = have[digest] if self.can_click else replace(have[digest], seen=None)
             self._pictures.put(digest, kept)
         return have
-
-    def _see(self, pictures: list[Picture]) -> tuple[jax.Array, ...]:
-        pixels = np.stack(pad([picture.pixels for picture in pictures]))
-        return device.see(self._parts.trunk, self.config, pixels)
 
     def _embed_texts(self, questions: Sequence[Question]) -> list[jax.Array]:
         """Text features `[T, D]` of each question, from the cache or computed now."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from checkpoints import progress_bar, resolve, sam
-from jaxinfer.sam.config import Config
+from jaxinfer.sam.config import Config, for_gpu
 from jaxinfer.sam.params import Params
 from jaxinfer.sam.tokenizer import Tokenizer
 
@@ -40,11 +40,13 @@ class SamModel:
         Raises CheckpointError, ConfigError or FileNotFoundError for what cannot be loaded.
         """
         path = resolve(path_or_name, torch_files=True)
+        on_gpu = jax.default_backend() == "gpu"
         if dtype is None:
-            dtype = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
+            dtype = jnp.bfloat16 if on_gpu else jnp.float32
         # Before the weights, which take longer to find wanting.
         tokenizer = Tokenizer.read(path if path.is_dir() else path.parent)
         with progress_bar(f"loading {path_or_name}") if progress else nullcontext() as advance:
             config, params = sam.load(path, clicks=clicks, dtype=dtype, progress=advance)
         tokenizer.context = config.text.context
+        config = for_gpu(config) if on_gpu and dtype == jnp.bfloat16 else config
         return cls(config, params, tokenizer)

@@ -3,6 +3,7 @@
 import io
 import logging
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,22 @@ def test_results_come_while_pictures_are_still_read(segmenter: Segmenter, tmp_pa
     next(stream)
     assert len(seen) < 20
     assert len(list(stream)) == 39
+
+
+def test_the_device_has_more_to_do_while_answers_are_awaited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    segmenter = Segmenter(random_model(), max_batch=1)
+    answer, deadline = work.Work.answer, time.monotonic() + 60
+
+    def late(self: work.Work, row: int) -> Any:
+        while segmenter.stats().detections < 3 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return answer(self, row)
+
+    monkeypatch.setattr(work.Work, "answer", late)
+    assert len(segmenter.segment([noise(30, 30, seed) for seed in range(4)], "cat")) == 4
+    assert time.monotonic() < deadline
 
 
 def test_pictures_that_cannot_be_read(segmenter: Segmenter, tmp_path: Path) -> None:

@@ -22,12 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from checkpoints.sam import write
+from checkpoints.sam import load, write
 from checkpoints.tiny_sam_training import tokenizer
 from checkpoints.tiny_sam_training.architecture import CONFIG
 from checkpoints.tiny_sam_training.dataset import Examples, Phrases, phrases, sample
 from checkpoints.tiny_sam_training.losses import Candidates, losses, match, total
 from jaxinfer.sam import decoder, encoder, masks
+from jaxinfer.sam.compiling import jit
 from jaxinfer.sam.config import Config
 from jaxinfer.sam.model import Prompts, embed_image, embed_text, prompt_tokens
 from jaxinfer.sam.params import Linear, Params, init, structure
@@ -190,7 +191,7 @@ def schedule(step: int, done: float) -> float:
     return cosine * min(1, (step + 1) / WARMUP)
 
 
-@partial(jax.jit, static_argnames=("cfg", "book", "pictures"), donate_argnums=0)
+@partial(jit, static_argnames=("cfg", "book", "pictures"), donate_argnums=0)
 def train_step(
     state: TrainState,
     key: jax.Array,
@@ -219,13 +220,25 @@ def train_step(
 
 
 def train(
-    out: Path, *, seconds: float, steps: int | None, pictures: int, peak_rate: float, seed: int
+    out: Path,
+    *,
+    seconds: float,
+    steps: int | None,
+    pictures: int,
+    peak_rate: float,
+    seed: int,
+    resume: Path | None,
 ) -> None:
-    """Train until `seconds` after the call, or for `steps`, and write the checkpoint."""
+    """Train until `seconds` after the call, or for `steps`, and write the checkpoint.
+
+    `resume` is a checkpoint to go on from; give another seed, for other scenes.
+    """
     called = time.perf_counter()
     book = phrases(tokenizer.save(out), CONFIG)
     # optax's own types do not know dataclasses.
     params: Any = start(CONFIG, jax.random.key(seed))
+    if resume:
+        params = replace(params, model=load(resume)[1])
     size = sum(a.size for a in jax.tree.leaves(params.model))
     _say(f"{size:,} parameters, {pictures} x {PROMPTS} prompts a step, {jax.devices()[0]}")
     state = TrainState(params, jax.tree.map(jnp.copy, params), adamw().init(params))
@@ -275,6 +288,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="pictures a step")
     parser.add_argument("--rate", type=float, default=6e-4, help="greatest learning rate")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
     a = parser.parse_args()
     train(
         a.out,
@@ -283,6 +297,7 @@ def main() -> None:
         pictures=a.batch,
         peak_rate=a.rate,
         seed=a.seed,
+        resume=a.resume,
     )
 
 

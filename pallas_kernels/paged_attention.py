@@ -112,7 +112,7 @@ def paged_attention(
     H = q.shape[2]
     room = page * table.shape[1]
     if impl == "plain":
-        count = _count(start, valid, room)
+        count = _count(start, valid, T, room)
         y = attend(q, q_gate, pool_layer, k_pages, v_pages, table, start, count)
         counts = jnp.arange(T) < count[:, None]
         y = jnp.where(counts[..., None], y, 0)
@@ -309,7 +309,7 @@ def _attend(
     deal = lax.div(pl.num_programs(0), tiles)
     first_run, first_token = lax.div(p, tiles), lax.rem(p, tiles) * tokens
     begin = plt.load(start.at[s])
-    count = _count(begin, plt.load(valid.at[s]), size * table.shape[1])
+    count = _count(begin, plt.load(valid.at[s]), T, size * table.shape[1])
 
     rows = jnp.arange(tile)
     t = first_token + lax.div(rows, group)
@@ -368,9 +368,9 @@ def _attend(
     lax.fori_loop(0, turns * (last >= lowest).astype(jnp.int32), attend_runs, None)
 
 
-def _count(start: jax.Array, valid: jax.Array, room: int) -> jax.Array:
-    """How many tokens of a call count, of a sequence for which its table has `room`."""
-    return jnp.minimum(valid, room - start)
+def _count(start: jax.Array, valid: jax.Array, T: int, room: int) -> jax.Array:
+    """How many of a call's `T` tokens count, of a sequence for which its table has `room`."""
+    return jnp.minimum(jnp.minimum(valid, T), room - start)
 
 
 def _span(index: jax.Array, page: int, runs: int) -> jax.Array:
@@ -400,7 +400,7 @@ def _add_up(
     s, t = lax.div(row, T), lax.rem(row, T)
     runs, d = parts.shape[2:]
     begin = plt.load(start.at[s])
-    index, count = begin + t, _count(begin, plt.load(valid.at[s]), room)
+    index, count = begin + t, _count(begin, plt.load(valid.at[s]), T, room)
     live = jnp.where(t < count, lax.div(lax.div(index, page), _span(index, page, runs)) + 1, 0)
     counts = jnp.arange(runs) < live
     peak = plt.load(peaks.at[row, h, :], mask=counts, other=-jnp.inf)

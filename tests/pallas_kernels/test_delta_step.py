@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.contracts.checks import AS_WRITTEN
 from pallas_kernels.backend import Impl
 from pallas_kernels.delta_step import Step, delta_step
 
@@ -50,7 +51,7 @@ def inputs(
     }
 
 
-@partial(jax.jit, static_argnames=("impl", "layer", "tile_v", "warps"))
+@partial(jax.jit, static_argnames=("impl", "layer", "tile_v", "warps"), compiler_options=AS_WRITTEN)
 def step(
     args: dict[str, jax.Array],
     impl: Impl,

@@ -125,18 +125,23 @@ def _given(**fields: Any) -> dict[str, Any]:
 
 
 @app.command()
-def demo() -> None:
-    """Show what it does, in less than a minute, on the CPU.
+def demo(
+    out: Annotated[
+        Path, typer.Option(help="Where to write the picture with what was found in it.")
+    ] = Path("jaxinfer-demo.png"),
+) -> None:
+    """Show what it does, in about a minute, on the CPU.
 
     A very small model with Qwen3.6's architecture, which ships with the package, continues some
     Python, thinks about a question and calls a tool. It knows an invented town, not the world.
+    Another one, with SAM 3.1's, finds shapes in a drawn scene by their names.
 
     Example: `jaxinfer demo`
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from jaxinfer.commands import demo
 
-    demo.run()
+    demo.run(out)
 
 
 @app.command()

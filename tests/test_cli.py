@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import uvicorn
+from PIL import Image
 from typer.testing import CliRunner
 
 from checkpoints import load
 from jaxinfer.cli import KvDtype, Recipe, Speculation, app
 from jaxinfer.commands import terminal
-from jaxinfer.commands.demo import answer
+from jaxinfer.commands.demo import SCENE, answer
 from jaxinfer.commands.sizes import in_bytes, in_numbers
 from jaxinfer.engine import LLM, Chunk, SamplingParams, Usage
 from jaxinfer.qwen.messages import ToolCall
@@ -188,8 +189,9 @@ def test_chat_survives_what_is_too_long(opened: Any) -> None:
     assert "Tiny Qwen" in result.stdout
 
 
-def test_demo(opened: Any) -> None:
-    result = run("demo")
+def test_demo(opened: Any, tmp_path: Path) -> None:
+    overlay = tmp_path / "found.png"
+    result = run("demo", "--out", str(overlay))
     assert result.exit_code == 0
     for shown in (
         "Alice is older.",
@@ -200,6 +202,9 @@ def test_demo(opened: Any) -> None:
     ):
         assert shown in result.stdout
     assert result.stdout.count("drafts accepted") == 4
+    assert "green heart  -" in result.stdout
+    with Image.open(overlay) as found, Image.open(SCENE) as scene:
+        assert found.size == scene.size
 
 
 def test_the_demo_answers_what_it_does_not_know() -> None:

@@ -1,12 +1,15 @@
-"""`jaxinfer demo`: the shipped model continues code, thinks about a question and calls tools."""
+"""`jaxinfer demo`: one shipped model continues code, thinks and calls tools, the other segments."""
 
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.rule import Rule
 
+from checkpoints import SHIPPED
+from jaxinfer.commands import segment
 from jaxinfer.commands.terminal import CALL, FIGURES, Clock, open_llm, out, show_reply
 from jaxinfer.engine import LLM, SamplingParams
 from jaxinfer.qwen.messages import Message, MessageParser, ToolCall
@@ -26,6 +29,11 @@ class Counter:
 CODE_TOKENS = 44
 QUESTION = "Who is older, Alice or Ben?"
 REQUEST = "Please check the weather in Oslo and check the stock of the lantern."
+
+SCENE = SHIPPED["tiny_sam"] / "heldout" / "scene.jpg"
+"""A drawn scene that the little SAM was not trained on."""
+WORDS = ("red ring", "white star", "big circle", "green heart")
+"""What is looked for in it; there is no green heart."""
 
 _ROUNDS = 3
 """The most times that the model may call tools before it must have answered."""
@@ -55,19 +63,20 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
 """What the tools know, by their name and their one argument."""
 
 
-def run() -> None:
-    """Show all three parts, with figures after each answer."""
+def run(overlay: Path) -> None:
+    """Show all four parts, with figures after each answer; the picture is written to `overlay`."""
     start = time.perf_counter()
     llm = open_llm("tiny_qwen")
     out.print(f"ready after {time.perf_counter() - start:.0f} s", style=FIGURES)
     _continue_code(llm)
     _think(llm)
     _call_tools(llm)
+    _segment(overlay)
     out.print()
     out.print(Rule(style="dim"))
     out.print(
         "Next: [bold]jaxinfer chat[/bold], [bold]jaxinfer serve[/bold], "
-        "[bold]jaxinfer inspect tiny_qwen[/bold]"
+        "[bold]jaxinfer segment PICTURE WORDS[/bold], [bold]jaxinfer inspect tiny_qwen[/bold]"
     )
 
 
@@ -109,6 +118,15 @@ def _call_tools(llm: LLM) -> None:
             result = answer(call)
             out.print(f"{call.name} replies {result}", style=CALL, markup=False, soft_wrap=True)
             messages.append({"role": "tool", "content": result})
+
+
+def _segment(overlay: Path) -> None:
+    _title("4. The other model finds what words name in a picture")
+    for words in WORDS:
+        _say(words)
+    start = time.perf_counter()
+    segment.run(SCENE, WORDS, (), (), overlay, "tiny_sam")
+    out.print(f"loaded, compiled and done in {time.perf_counter() - start:.0f} s", style=FIGURES)
 
 
 def answer(call: ToolCall) -> str:

@@ -12,8 +12,9 @@ from typing import Any, overload
 import jax
 from PIL import Image
 
+from jaxinfer.pictures import PictureError, PictureLike
 from jaxinfer.sam import fp8 as eight_bits
-from jaxinfer.sam.preprocess import Picture, PictureError, PictureLike, read_picture
+from jaxinfer.sam.preprocess import Picture, read_picture
 from jaxinfer.sam.tokenizer import PromptError
 from jaxinfer.segmentation.engine import Engine, SegmenterStats
 from jaxinfer.segmentation.loading import SamModel

@@ -11,7 +11,8 @@ from checkpoints.files import DTYPES
 from checkpoints.sam.names import TRACKER, in_transformers
 from checkpoints.sam.tracker import tracker
 from jaxinfer.sam.config import Config
-from jaxinfer.sam.params import Leaf, conv, linear, neck, norm, structure
+from jaxinfer.sam.leaves import Leaf, conv, linear, norm
+from jaxinfer.sam.structure import neck, structure
 
 Version = Literal["3", "3.1"]
 

@@ -38,7 +38,9 @@ from checkpoints.sam.torch_file import read_entries, read_tensor
 from checkpoints.values import check
 from jaxinfer.sam import clicks as click_head
 from jaxinfer.sam.config import SAM3, Config, ConfigError, from_dict
-from jaxinfer.sam.params import Leaf, Params, structure
+from jaxinfer.sam.leaves import Leaf
+from jaxinfer.sam.params import Params
+from jaxinfer.sam.structure import structure
 
 READERS = 4
 """Threads that read and convert; each holds one parameter."""

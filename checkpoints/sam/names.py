@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from jaxinfer.sam.params import Leaf
+from jaxinfer.sam.leaves import Leaf
 
 TRACKER = "tracker."
 

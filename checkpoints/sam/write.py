@@ -13,7 +13,9 @@ from checkpoints.sam.inventory import leaves, transformers
 from checkpoints.sam.names import in_transformers
 from checkpoints.write import Output, ShardWriter
 from jaxinfer.sam.config import Config
-from jaxinfer.sam.params import Leaf, Params, structure
+from jaxinfer.sam.leaves import Leaf
+from jaxinfer.sam.params import Params
+from jaxinfer.sam.structure import structure
 
 SHARD_BYTES = 5 * 10**9
 """Size that a file does not exceed."""

@@ -30,8 +30,9 @@ from checkpoints.tiny_sam_training.losses import Candidates, losses, match, tota
 from jaxinfer.sam import decoder, encoder, masks
 from jaxinfer.sam.compiling import jit
 from jaxinfer.sam.config import Config
+from jaxinfer.sam.leaves import init
 from jaxinfer.sam.model import Prompts, embed_image, embed_text, prompt_tokens
-from jaxinfer.sam.params import Linear, Params, init, structure
+from jaxinfer.sam.params import Linear, Params
 from jaxinfer.sam.positions import grid_sine
 from jaxinfer.tree import tree
 

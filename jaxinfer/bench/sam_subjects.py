@@ -10,9 +10,11 @@ import jax.numpy as jnp
 
 from jaxinfer.sam import fp8
 from jaxinfer.sam.config import SAM3, Config, TextConfig, TrunkConfig, for_gpu
-from jaxinfer.sam.params import Linear, Params, init, structure
+from jaxinfer.sam.leaves import init
+from jaxinfer.sam.params import Linear, Params
+from jaxinfer.sam.structure import structure
 from jaxinfer.sam.tokenizer import Tokenizer, from_merges
-from jaxinfer.segmenter import SamModel
+from jaxinfer.segmentation.loading import SamModel
 
 TOY = Config(
     trunk=TrunkConfig(
@@ -84,7 +86,7 @@ def sam_subject(name: str, *, in_fp8: bool = False) -> SamSubject:
 
 
 def draw(cfg: Config, key: jax.Array) -> Params:
-    """Random bfloat16 parameters, `jaxinfer.sam.params.init` without compiling it as one.
+    """Random bfloat16 parameters, `jaxinfer.sam.leaves.init` without compiling it as one.
 
     What would make masks a noise of single pixels, for which run lengths are not made, is damped:
     the position table; the end of the neck's finer maps, in which neighbours are drawn one by one;

@@ -1,10 +1,10 @@
-"""Pictures to patches, on the host: colours, size, normalisation, patch order.
+"""Pictures to patches, on the host: size, normalisation, patch order.
 
 Follows transformers' PIL image processor for Qwen2-VL bit for bit wherever that defines a result;
-where it would lose a picture (16-bit greyscale) or fail obscurely, this says what happens instead.
+where it would lose a picture (16-bit greyscale) or fail obscurely, `jaxinfer.pictures` says what
+happens instead.
 """
 
-import io
 import json
 import math
 from collections.abc import Mapping
@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
+from jaxinfer.pictures import PictureError, to_rgb
 from jaxinfer.qwen.config import ConfigError, VisionConfig
-from jaxinfer.qwen.positions import Grid, VisionInputError, grid_tokens
+from jaxinfer.qwen.positions import Grid, grid_tokens
 
 MAX_ASPECT_RATIO = 200
 """Longer side over shorter side; the limit that transformers sets."""
-
-
-class ImageError(VisionInputError):
-    """A picture that cannot be read or used; the message says why and what would help."""
 
 
 @dataclass(frozen=True)
@@ -123,46 +120,6 @@ def _channels(
     return red, green, blue
 
 
-def open_image(data: bytes) -> Image.Image:
-    """Decode the bytes of a picture file (the first frame of an animation), completely.
-
-    Raises ImageError if they are no picture that Pillow reads, are cut short, or hold more than
-    twice `PIL.Image.MAX_IMAGE_PIXELS`, Pillow's guard against files that unpack to fill the memory.
-    """
-    try:
-        image = Image.open(io.BytesIO(data))
-        image.load()
-    except Image.DecompressionBombError as error:
-        raise ImageError(f"the picture is too large to decode: {error}") from error
-    except Image.UnidentifiedImageError as error:
-        raise ImageError(
-            f"{len(data)} bytes are no picture in a known format; send PNG, JPEG or WebP"
-        ) from error
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files
-        raise ImageError(f"the picture is damaged: {error}") from error
-    return image
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Upright in 8-bit RGB, as transformers does it.
-
-    The EXIF orientation is applied, greyscale is repeated, and transparency is dropped, not
-    composed onto a background: a transparent pixel shows the colour stored beneath. 16-bit
-    greyscale keeps its upper byte (transformers clips it to white).
-
-    Raises ImageError for 32-bit integer and floating-point pictures, whose range is not known.
-    """
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-    if image.mode in ("I", "F"):
-        raise ImageError(
-            f"the picture has 32 bits a pixel (mode {image.mode}) and no defined white; convert it "
-            "to 8 bits"
-        )
-    return image.convert("RGB")
-
-
 def smart_resize(
     height: int, width: int, factor: int, min_pixels: int, max_pixels: int
 ) -> tuple[int, int]:
@@ -172,12 +129,12 @@ def smart_resize(
     within the limits, except that no side is shorter than `factor`. (As `smart_resize` of
     transformers' Qwen2-VL image processor.)
 
-    Raises ImageError for an empty picture and for sides that differ by more than 200 times.
+    Raises PictureError for an empty picture and for sides that differ by more than 200 times.
     """
     if height < 1 or width < 1:
-        raise ImageError(f"the picture is empty: {width} x {height} pixels")
+        raise PictureError(f"the picture is empty: {width} x {height} pixels")
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-        raise ImageError(
+        raise PictureError(
             f"the picture's sides, {width} x {height} pixels, differ by more than "
             f"{MAX_ASPECT_RATIO} times; crop or pad it"
         )
@@ -216,16 +173,16 @@ def preprocess(image: Image.Image | np.ndarray, cfg: ImageConfig) -> tuple[np.nd
             in the order channel, frame, row, column.
         grid: `(1, h, w)`.
 
-    Raises ImageError for an empty picture or an impossible aspect ratio.
+    Raises PictureError for an empty picture or an impossible aspect ratio.
     """
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            raise ImageError(
+            raise PictureError(
                 f"a picture given as an array must be uint8 [height, width, 3]; this is "
                 f"{image.dtype} {list(image.shape)}"
             )
         if 0 in image.shape:
-            raise ImageError(f"the picture is empty: {image.shape[1]} x {image.shape[0]} pixels")
+            raise PictureError(f"the picture is empty: {image.shape[1]} x {image.shape[0]} pixels")
         image = Image.fromarray(image)
     image = to_rgb(image)
     grid = image_grid(image.height, image.width, cfg)

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.sam import leaves
 from jaxinfer.sam.config import Config
 from jaxinfer.sam.layers import attend, double, feed_forward, gelu, layer_norm, linear, perceptron
-from jaxinfer.sam.params import Linear, Norm, conv, norm, table
-from jaxinfer.sam.params import linear as linear_leaf
+from jaxinfer.sam.params import Linear, Norm
 from jaxinfer.tree import tree
 
 LAYERS = 2
@@ -72,17 +72,17 @@ def structure(cfg: Config, root: str) -> MaskDecoder:
     """The tree of `Leaf`; Meta's names begin with `root`."""
     d, transformer = cfg.width, f"{root}.transformer"
     return MaskDecoder(
-        object_token=table(f"{root}.obj_score_token.weight", 1, d),
-        iou_token=table(f"{root}.iou_token.weight", 1, d),
-        mask_tokens=table(f"{root}.mask_tokens.weight", MASKS, d),
+        object_token=leaves.table(f"{root}.obj_score_token.weight", 1, d),
+        iou_token=leaves.table(f"{root}.iou_token.weight", 1, d),
+        mask_tokens=leaves.table(f"{root}.mask_tokens.weight", MASKS, d),
         layers=tuple(_layer(f"{transformer}.layers.{i}", cfg) for i in range(LAYERS)),
         final_attention=_attention(f"{transformer}.final_attn_token_to_image", d, d // 2),
-        final_norm=norm(f"{transformer}.norm_final_attn", d),
-        conv_s0=conv(f"{root}.conv_s0", d // 8, d, 1),
-        conv_s1=conv(f"{root}.conv_s1", d // 4, d, 1),
-        up1=conv(f"{root}.output_upscaling.0", d // 4, d, 2, "transposed"),
-        up_norm=norm(f"{root}.output_upscaling.1", d // 4),
-        up2=conv(f"{root}.output_upscaling.3", d // 8, d // 4, 2, "transposed"),
+        final_norm=leaves.norm(f"{transformer}.norm_final_attn", d),
+        conv_s0=leaves.conv(f"{root}.conv_s0", d // 8, d, 1),
+        conv_s1=leaves.conv(f"{root}.conv_s1", d // 4, d, 1),
+        up1=leaves.conv(f"{root}.output_upscaling.0", d // 4, d, 2, "transposed"),
+        up_norm=leaves.norm(f"{root}.output_upscaling.1", d // 4),
+        up2=leaves.conv(f"{root}.output_upscaling.3", d // 8, d // 4, 2, "transposed"),
         mask_heads=tuple(
             _perceptron(f"{root}.output_hypernetworks_mlps.{i}", d, d // 8) for i in range(MASKS)
         ),
@@ -95,31 +95,31 @@ def _layer(name: str, cfg: Config) -> TwoWayLayer:
     d, inner = cfg.width, cfg.intermediate_size
     return TwoWayLayer(
         self_attention=_attention(f"{name}.self_attn", d, d),
-        self_norm=norm(f"{name}.norm1", d),
+        self_norm=leaves.norm(f"{name}.norm1", d),
         token_to_image=_attention(f"{name}.cross_attn_token_to_image", d, d // 2),
-        token_norm=norm(f"{name}.norm2", d),
-        linear1=linear_leaf(f"{name}.mlp.lin1", inner, d),
-        linear2=linear_leaf(f"{name}.mlp.lin2", d, inner),
-        mlp_norm=norm(f"{name}.norm3", d),
+        token_norm=leaves.norm(f"{name}.norm2", d),
+        linear1=leaves.linear(f"{name}.mlp.lin1", inner, d),
+        linear2=leaves.linear(f"{name}.mlp.lin2", d, inner),
+        mlp_norm=leaves.norm(f"{name}.norm3", d),
         image_to_token=_attention(f"{name}.cross_attn_image_to_token", d, d // 2),
-        image_norm=norm(f"{name}.norm4", d),
+        image_norm=leaves.norm(f"{name}.norm4", d),
     )
 
 
 def _attention(name: str, width: int, inner: int) -> SplitAttention:
     return SplitAttention(
-        query=linear_leaf(f"{name}.q_proj", inner, width),
-        key=linear_leaf(f"{name}.k_proj", inner, width),
-        value=linear_leaf(f"{name}.v_proj", inner, width),
-        output=linear_leaf(f"{name}.out_proj", width, inner),
+        query=leaves.linear(f"{name}.q_proj", inner, width),
+        key=leaves.linear(f"{name}.k_proj", inner, width),
+        value=leaves.linear(f"{name}.v_proj", inner, width),
+        output=leaves.linear(f"{name}.out_proj", width, inner),
     )
 
 
 def _perceptron(name: str, width: int, out: int) -> Perceptron:
     return (
-        linear_leaf(f"{name}.layers.0", width, width),
-        linear_leaf(f"{name}.layers.1", width, width),
-        linear_leaf(f"{name}.layers.2", out, width),
+        leaves.linear(f"{name}.layers.0", width, width),
+        leaves.linear(f"{name}.layers.1", width, width),
+        leaves.linear(f"{name}.layers.2", out, width),
     )
 
 

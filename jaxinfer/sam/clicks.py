@@ -16,8 +16,10 @@ from jaxinfer.sam import click_decoder
 from jaxinfer.sam.click_decoder import MAP_NORM_EPS, MaskDecoder
 from jaxinfer.sam.config import Config
 from jaxinfer.sam.layers import gelu, layer_norm, linear
+from jaxinfer.sam.leaves import Leaf, conv, norm, table
 from jaxinfer.sam.neck import pyramid
-from jaxinfer.sam.params import Leaf, Linear, Neck, Norm, conv, neck, norm, table
+from jaxinfer.sam.params import Linear, Neck, Norm
+from jaxinfer.sam.structure import neck
 from jaxinfer.tree import tree
 
 Version = Literal["3", "3.1"]

@@ -1,25 +1,17 @@
-"""Pictures in, on the host: any mode and size to the square of RGB that the model sees.
+"""Pictures of any mode and size to the square of RGB that the model sees, on the host.
 
 As Meta's code does it: upright, 8-bit RGB, resized straight to the model's square (the aspect is
 not kept) with bilinear antialiasing. Normalisation is the model's.
 """
 
 import hashlib
-import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
-PictureLike = Any
-"""A PIL image; an array (`[H, W]` or `[H, W, channels]`, 1 grey, 2 with alpha, 3 RGB, 4 RGBA);
-the path of a picture file; the bytes of one; or a `Picture`, as `read_picture` made it."""
-
-
-class PictureError(ValueError):
-    """A picture that cannot be read or used; the message says why and what would help."""
+from jaxinfer.pictures import PictureError, PictureLike, open_picture, to_rgb
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +38,7 @@ def read_picture(source: PictureLike, size: int) -> Picture:
     """Decode a picture and resize it to `size` x `size`.
 
     Args:
-        source: see `PictureLike`; of an animation the first frame is taken.
+        source: see `PictureLike`.
         size: the model's `image_size`.
 
     Raises PictureError for what cannot be used, OSError for a file that cannot be opened.
@@ -66,120 +58,3 @@ def read_picture(source: PictureLike, size: int) -> Picture:
     digest = hashlib.blake2b(hashed, digest_size=16).digest()
     name = Path(source).name if isinstance(source, str | Path) else None
     return Picture(pixels, rgb.width, rgb.height, digest, name)
-
-
-def open_picture(source: PictureLike) -> Image.Image:
-    """The PIL image of anything but a `Picture`, decoded completely; see `read_picture`."""
-    match source:
-        case Image.Image():
-            image = source
-            _load(image)
-        case str() | Path():
-            path = Path(source).expanduser()
-            try:
-                image = _decode(path.read_bytes())
-            except PictureError as error:
-                raise PictureError(f"{path}: {error}") from error
-        case bytes() | bytearray() | memoryview():
-            image = _decode(bytes(source))
-        case _ if hasattr(source, "__array__") or hasattr(source, "__array_interface__"):
-            image = from_array(np.asarray(source))
-        case _:
-            raise PictureError(
-                f"{type(source).__name__} is no picture: give a PIL image, an array, a path or "
-                "the bytes of a file"
-            )
-    if 0 in image.size:
-        raise PictureError(f"the picture is empty: {image.width} x {image.height} pixels")
-    return image
-
-
-def from_array(array: np.ndarray) -> Image.Image:
-    """A PIL image from `[H, W]` or `[H, W, 1 to 4]`: uint8, uint16, bool, or floats from 0 to 1.
-
-    Raises PictureError for other shapes, types and ranges.
-    """
-    if array.ndim == 3 and array.shape[2] == 1:
-        array = array[..., 0]
-    if 0 in array.shape:
-        raise PictureError(f"the picture is empty: its array is {list(array.shape)}")
-    if array.ndim != 2 and (array.ndim != 3 or array.shape[2] > 4):
-        first = array.ndim == 3 and array.shape[0] <= 4
-        remedy = "move its channels to the end" if first else "give one picture an array"
-        raise PictureError(
-            f"a picture given as an array is [height, width] or [height, width, 1 to 4 channels]; "
-            f"this is {list(array.shape)}: {remedy}"
-        )
-    return Image.fromarray(_to_bytes(array))
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Upright in 8-bit RGB.
-
-    The EXIF orientation is applied, palettes and CMYK are converted, grey is repeated.
-    Transparency is dropped, not composed onto a background, as in the published code: a transparent
-    pixel shows the colour stored beneath. 16-bit grey keeps its upper byte; floating point
-    runs from 0 to 1.
-
-    Raises PictureError for 32-bit integers, whose white is not known.
-    """
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16"):
-        return Image.fromarray(_to_bytes(np.asarray(image))).convert("RGB")
-    if image.mode == "F":
-        return Image.fromarray(_to_bytes(np.asarray(image))).convert("RGB")
-    if image.mode == "I":
-        raise PictureError(
-            "the picture has 32 bits a pixel and no defined white; convert it to 8 or 16 bits"
-        )
-    if image.mode in ("P", "PA"):
-        # A palette may hold transparency, which Pillow only takes to RGB in two steps.
-        image = image.convert("RGBA")
-    return image.convert("RGB")
-
-
-def _decode(data: bytes) -> Image.Image:
-    try:
-        image = Image.open(io.BytesIO(data))
-    except Image.DecompressionBombError as error:
-        raise PictureError(f"the picture is too large to decode: {error}") from error
-    except Image.UnidentifiedImageError as error:
-        raise PictureError(
-            f"{len(data)} bytes are no picture in a known format; send PNG, JPEG or WebP"
-        ) from error
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files
-        raise PictureError(f"the picture is damaged: {error}") from error
-    _load(image)
-    return image
-
-
-def _load(image: Image.Image) -> None:
-    try:
-        image.load()
-    except Image.DecompressionBombError as error:
-        raise PictureError(f"the picture is too large to decode: {error}") from error
-    except (OSError, SyntaxError, ValueError) as error:
-        raise PictureError(f"the picture is damaged: {error}") from error
-
-
-def _to_bytes(array: np.ndarray) -> np.ndarray:
-    """uint8 of any sample type; raises PictureError if its white is not known."""
-    kind = array.dtype
-    if kind == np.uint8:
-        return np.ascontiguousarray(array)
-    if kind.kind == "u" and kind.itemsize == 2:
-        return (array >> 8).astype(np.uint8)
-    if kind == np.bool_:
-        return array.astype(np.uint8) * np.uint8(255)
-    if np.issubdtype(kind, np.floating):
-        low, high = array.min(), array.max()
-        if not (low >= 0 and high <= 1):  # also for NaN
-            raise PictureError(
-                f"a picture of {kind} runs from 0 to 1, and this from {low} to {high}: scale it, "
-                "or convert it to uint8"
-            )
-        return np.rint(array.astype(np.float32) * 255).astype(np.uint8)
-    raise PictureError(
-        f"a picture of {kind} has no defined white; convert it to uint8, uint16 or floats from 0 "
-        "to 1"
-    )

@@ -1,6 +1,7 @@
 """What a `Segmenter` is made of: prompts, batches and caches, results and their conversions."""
 
-from jaxinfer.sam.preprocess import Picture, PictureError
+from jaxinfer.pictures import PictureError
+from jaxinfer.sam.preprocess import Picture
 from jaxinfer.sam.tokenizer import PromptError
 from jaxinfer.segmentation.coco import CocoDataset, to_coco
 from jaxinfer.segmentation.drawing import draw

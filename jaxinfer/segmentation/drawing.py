@@ -5,7 +5,7 @@ import colorsys
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from jaxinfer.sam.preprocess import PictureLike, open_picture, to_rgb
+from jaxinfer.pictures import PictureLike, open_picture, to_rgb
 from jaxinfer.segmentation.results import Instance, Segmentation
 
 _OPACITY = 0.45

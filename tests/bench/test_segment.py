@@ -25,7 +25,9 @@ from jaxinfer.bench.segment_device import compile_programs
 from jaxinfer.bench.segment_peer import beside, measure_segment_peers, segment_rivals
 from jaxinfer.cli import app
 from jaxinfer.sam.config import SAM3, Config
-from jaxinfer.sam.params import Leaf, Params, structure
+from jaxinfer.sam.leaves import Leaf
+from jaxinfer.sam.params import Params
+from jaxinfer.sam.structure import structure
 from jaxinfer.sam.tokenizer import Tokenizer, from_merges
 from jaxinfer.segmenter import SamModel
 

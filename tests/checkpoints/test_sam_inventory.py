@@ -9,7 +9,8 @@ from checkpoints.sam.inventory import Version, meta, nbytes, published_name, tra
 from checkpoints.sam.names import in_transformers
 from jaxinfer.sam import clicks
 from jaxinfer.sam.config import SAM3
-from jaxinfer.sam.params import Leaf, structure
+from jaxinfer.sam.leaves import Leaf
+from jaxinfer.sam.structure import structure
 
 
 @pytest.mark.parametrize(

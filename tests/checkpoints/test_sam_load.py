@@ -20,7 +20,8 @@ from checkpoints.sam.write import to_dict
 from checkpoints.write import write_checkpoint
 from jaxinfer.sam import clicks
 from jaxinfer.sam.config import SAM3, Config, ConfigError, TextConfig, TrunkConfig, from_dict
-from jaxinfer.sam.params import Params, structure
+from jaxinfer.sam.params import Params
+from jaxinfer.sam.structure import structure
 from tests.checkpoints.torch_form import save
 
 Tensors = dict[str, np.ndarray]

@@ -1,6 +1,5 @@
 """Picture preparation against transformers' PIL image processor, and what it refuses."""
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +11,15 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import load_file
 
+from jaxinfer.pictures import PictureError
 from jaxinfer.qwen.config import ConfigError, VisionConfig
 from jaxinfer.qwen.images import (
     ImageConfig,
-    ImageError,
     image_grid,
     image_tokens,
-    open_image,
     patchify,
     preprocess,
     smart_resize,
-    to_rgb,
 )
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "qwen"
@@ -120,29 +117,6 @@ def test_patch_order() -> None:
                     np.testing.assert_array_equal(next(rows), np.moveaxis(patch, 3, 0).ravel())
 
 
-def test_orientation_is_applied() -> None:
-    image = Image.new("RGB", (64, 32))
-    exif = image.getexif()
-    exif[0x0112] = 6  # turned by a quarter
-    data = io.BytesIO()
-    image.save(data, "PNG", exif=exif)
-    assert to_rgb(open_image(data.getvalue())).size == (32, 64)
-
-
-def test_colours() -> None:
-    grey = to_rgb(Image.new("L", (2, 2), 200))
-    assert grey.getpixel((0, 0)) == (200, 200, 200)
-    clear = to_rgb(Image.new("RGBA", (2, 2), (10, 20, 30, 0)))
-    assert clear.getpixel((0, 0)) == (10, 20, 30)
-    palette = to_rgb(Image.new("RGB", (2, 2), (255, 0, 0)).convert("P"))
-    assert palette.getpixel((1, 1)) == (255, 0, 0)
-    deep = to_rgb(Image.fromarray(np.array([[0, 0x7F80], [0xFF00, 0xFFFF]], np.uint16)))
-    np.testing.assert_array_equal(np.asarray(deep)[..., 0], [[0, 127], [255, 255]])
-    for mode in ("I", "F"):
-        with pytest.raises(ImageError, match="convert it to 8 bits"):
-            to_rgb(Image.new(mode, (2, 2)))
-
-
 def test_a_flat_picture_becomes_its_value() -> None:
     patches, grid = preprocess(Image.new("RGB", (300, 300), (0, 255, 51)), PUBLISHED)
     assert grid == (1, 18, 18)
@@ -152,28 +126,14 @@ def test_a_flat_picture_becomes_its_value() -> None:
 
 
 def test_unusable_pictures_are_refused() -> None:
-    data = io.BytesIO()
-    Image.effect_noise((64, 64), 50).save(data, "PNG")
-    with pytest.raises(ImageError, match="damaged"):
-        open_image(data.getvalue()[:1000])
-    with pytest.raises(ImageError, match="no picture in a known format"):
-        open_image(b"hello")
-    with pytest.raises(ImageError, match="differ by more than 200 times"):
+    with pytest.raises(PictureError, match="differ by more than 200 times"):
         preprocess(Image.new("RGB", (1, 201)), PUBLISHED)
-    with pytest.raises(ImageError, match="empty"):
+    with pytest.raises(PictureError, match="empty"):
         preprocess(Image.new("RGB", (0, 10)), PUBLISHED)
-    with pytest.raises(ImageError, match="empty"):
+    with pytest.raises(PictureError, match="empty"):
         preprocess(np.zeros((0, 10, 3), np.uint8), PUBLISHED)
-    with pytest.raises(ImageError, match=r"must be uint8 \[height, width, 3\]; this is float32"):
+    with pytest.raises(PictureError, match=r"must be uint8 \[height, width, 3\]; this is float32"):
         preprocess(np.zeros((10, 10, 3), np.float32), PUBLISHED)
-
-
-def test_too_large_to_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = io.BytesIO()
-    Image.new("L", (64, 64)).save(data, "PNG")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(ImageError, match="too large to decode"):
-        open_image(data.getvalue())
 
 
 def test_config_file(tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jaxinfer.sam import decoder, encoder, model, params, trunk
+from jaxinfer.sam import decoder, encoder, model, trunk
 from jaxinfer.sam.config import Config, from_dict
+from jaxinfer.sam.leaves import Leaf
 from jaxinfer.sam.model import Detections, Features, Prompts
 from jaxinfer.sam.params import Params
 from jaxinfer.sam.positions import grid_sine
+from jaxinfer.sam.structure import structure
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "sam"
 EVERY, LONG = 13, 8192  # as in make_sam.py
@@ -33,12 +35,12 @@ def golden_params() -> Params:
     """Its float32 parameters, read from the original's names."""
     stored = np.load(GOLDENS / "weights.npz")
 
-    def read(leaf: params.Leaf) -> jax.Array:
+    def read(leaf: Leaf) -> jax.Array:
         tensor = stored[leaf.name].view(ml_dtypes.bfloat16).astype(np.float32)
         assert tensor.shape == leaf.shape, leaf
         return jnp.asarray(leaf.arrange(tensor))
 
-    return jax.tree.map(read, params.structure(golden_config()))
+    return jax.tree.map(read, structure(golden_config()))
 
 
 @cache

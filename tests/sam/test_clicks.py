@@ -14,7 +14,7 @@ import pytest
 from jaxinfer.sam import clicks
 from jaxinfer.sam.clicks import Candidates, ClickFeatures, ClickPrompts, Clicks
 from jaxinfer.sam.config import SAM3
-from jaxinfer.sam.params import Leaf
+from jaxinfer.sam.leaves import Leaf
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "sam_clicks.npz"
 pytestmark = pytest.mark.also_gpu

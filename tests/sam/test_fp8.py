@@ -7,7 +7,9 @@ import pytest
 
 from jaxinfer.sam import fp8, trunk
 from jaxinfer.sam.layers import linear
-from jaxinfer.sam.params import Linear, init, structure
+from jaxinfer.sam.leaves import init
+from jaxinfer.sam.params import Linear
+from jaxinfer.sam.structure import structure
 from pallas_kernels import Fp8
 from tests.sam.helpers import golden_config
 

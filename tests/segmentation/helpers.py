@@ -12,8 +12,10 @@ from PIL import Image
 
 from jaxinfer.sam import clicks, model
 from jaxinfer.sam.config import Config, TextConfig, TrunkConfig
-from jaxinfer.sam.params import Leaf, Params, structure
+from jaxinfer.sam.leaves import Leaf
+from jaxinfer.sam.params import Params
 from jaxinfer.sam.preprocess import read_picture
+from jaxinfer.sam.structure import structure
 from jaxinfer.sam.tokenizer import Tokenizer, from_merges
 from jaxinfer.segmenter import SamModel
 

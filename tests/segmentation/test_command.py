@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from checkpoints import sam
 from jaxinfer import Segmenter
 from jaxinfer.cli import app
-from jaxinfer.sam.preprocess import open_picture, to_rgb
+from jaxinfer.pictures import open_picture, to_rgb
 from jaxinfer.segmentation import draw
 from tests.segmentation.helpers import CONFIG, TOKENIZER, noise, random_model
 

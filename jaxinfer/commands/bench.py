@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxinfer.commands.bench_segment import segment
+from jaxinfer.commands.bench_segment import segment, segment_fp8
 
 if TYPE_CHECKING:
     from jaxinfer.bench.decode import Point
@@ -51,6 +51,7 @@ PeerOptions = Annotated[
 
 
 app.command()(segment)
+app.command()(segment_fp8)
 
 
 @app.callback()

@@ -1,4 +1,4 @@
-"""`jaxinfer bench segment`: names, options and help."""
+"""`jaxinfer bench segment` and `segment-fp8`: names, options and help."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,6 +73,33 @@ def segment(
     ]
     if any("failure" in line for line in (*peers, *lines)):
         raise typer.Exit(1)
+
+
+def segment_fp8(
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="full or toy, drawn at random; or a checkpoint.")
+    ] = "full",
+    word: Annotated[
+        list[str] | None, typer.Option(help="What to look for; may be repeated.  [default: person]")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Where to look for it.  [default: a drawn picture]")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A file to which JSON lines are appended.")
+    ] = None,
+) -> None:
+    """What FP8 in the image encoder changes: features, scores and masks, against float32.
+
+    Example: `jaxinfer bench segment-fp8 --model tiny_sam --picture scene.jpg --word "red ring"`
+    """
+    from jaxinfer.bench.record import append
+    from jaxinfer.bench.sam_subjects import sam_subject
+    from jaxinfer.bench.segment_fp8 import measure_fp8
+
+    file = None if picture is None else picture.read_bytes()
+    found = measure_fp8(sam_subject(model), word or ["person"], file)
+    append(out, bench="segment-fp8", **found)
 
 
 def _configuration(model: str) -> dict[str, Any]:

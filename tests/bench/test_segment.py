@@ -22,6 +22,7 @@ from jaxinfer.bench.sam_subjects import TOY, SamSubject, sam_subject
 from jaxinfer.bench.sam_subjects import draw as draw_weights
 from jaxinfer.bench.segment import PARTS, Plan, Rig, Size, _runs, measure_segment
 from jaxinfer.bench.segment_device import compile_programs
+from jaxinfer.bench.segment_fp8 import measure_fp8
 from jaxinfer.bench.segment_peer import beside, measure_segment_peers, segment_rivals
 from jaxinfer.cli import app
 from jaxinfer.sam.config import SAM3, Config
@@ -250,3 +251,11 @@ def test_a_chart_leaves_out_what_failed(tmp_path: Path) -> None:
     line = {"bench": "segment", "size": "9x9", "batch": 1, "fp8": False}
     draw([line | {"images_per_second": 3.0}, line | {"failure": "x"}], tmp_path / "chart.png")
     assert (tmp_path / "chart.png").stat().st_size > 1000
+
+
+def test_fp8_is_compared_with_float32(toy: SamSubject) -> None:
+    found = measure_fp8(toy, ["red ring", "person"], objects=3)
+    assert found["objects"] == 6
+    assert 0.001 < found["trunk_relative_error"] < 0.2
+    assert 0 < found["largest_score_change"] < 0.5
+    assert found["mean_score_change"] <= found["largest_score_change"]

@@ -15,7 +15,6 @@ that turning pairs rearranges nothing.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -57,76 +56,106 @@ def picture_attention(
     cos: jax.Array,
     sin: jax.Array,
     *,
-    heads: int,
     impl: Impl,
     tiles: Tiles | None = None,
 ) -> jax.Array:
     """Attention within groups of n neighbouring tokens.
 
     Args:
-        qkv: `[B, T, 3·H·d]`, T a multiple of n; bfloat16 unless `impl` is "plain".
+        qkv: `[..., T, 3·H·d]`, T a multiple of n; bfloat16 unless `impl` is "plain".
         cos: `[n, d/2]` float32, of the angles by which the tokens of a group are turned.
         sin: the same.
-        heads: H.
         impl: see `Impl`.
         tiles: how to cut the work.
 
     Returns:
-        `[B, T, H·d]` in the type of `qkv`.
+        `[..., T, H·d]` in the type of `qkv`.
 
     Raises:
         ValueError: shapes do not fit each other, or the kernel does not know the type.
     """
-    batch, length, width = qkv.shape
-    n, half = cos.shape
-    if width != 6 * heads * half or length % n:
-        raise ValueError(
-            f"qkv {list(qkv.shape)} is not [B, T, 3 H d] with {heads} heads of {2 * half} and T a "
-            f"multiple of {n}"
-        )
-    parts = qkv.reshape(batch * length // n, n, 3, heads, 2 * half)
+    parts = by_parts(qkv, cos)
+    groups, n, _, heads, d = parts.shape
     if impl == "plain":
-        query, key, value = (parts[:, :, i] for i in range(3))
-        query, key = turn(query, cos, sin), turn(key, cos, sin)
-        out = jax.nn.dot_product_attention(query, key, value, implementation="xla")
-        return out.reshape(batch, length, heads * 2 * half)
+        query, key = (turn(parts, part, cos, sin) for part in (0, 1))
+        out = jax.nn.dot_product_attention(query, key, parts[:, :, 2], implementation="xla")
+        return out.reshape(*qkv.shape[:-1], heads * d)
     if qkv.dtype != jnp.bfloat16:
         raise ValueError(f"the kernel attends in bfloat16; qkv is {qkv.dtype}, so ask for plain")
 
     tiles = tiles or Tiles()
-    rows = parts.reshape(batch * length, 3, heads, 2 * half)
-    key = turn(parts[:, :, 1], cos, sin).reshape(-1, heads, 2 * half) if tiles.ahead else None
-    pairs = lax.bitcast_convert_type(rows.reshape(*rows.shape[:-1], half, 2), jnp.uint32)
-    args, tree = jax.tree.flatten((pairs, key, rows, cos, sin))
+    rows = parts.reshape(groups * n, 3, heads, d)
+    key = turn(parts, 1, cos, sin).reshape(groups * n, heads, d) if tiles.ahead else None
+    args, tree = jax.tree.flatten((words(rows), key, rows, cos, sin))
 
     def body(*refs: Any) -> None:
-        _attend(*jax.tree.unflatten(tree, refs[:-1]), y=refs[-1], tiles=tiles)
+        _attend(*jax.tree.unflatten(tree, refs[:-1]), y=refs[-1], tiles=tiles, impl=impl)
 
     y = triton_call(
         body,
         *args,
-        grid=(pl.cdiv(n, tiles.queries), heads, len(parts)),
-        out_shape=jax.ShapeDtypeStruct((len(rows), heads, 2 * half), qkv.dtype),
+        grid=(pl.cdiv(n, tiles.queries), heads, groups),
+        out_shape=jax.ShapeDtypeStruct((groups * n, heads, d), qkv.dtype),
         impl=impl,
         name="picture_attention",
         warps=tiles.warps,
         stages=tiles.stages,
     )
-    return y.reshape(batch, length, heads * 2 * half)
+    return y.reshape(*qkv.shape[:-1], heads * d)
 
 
-def turn(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Turn channels (2 c, 2 c + 1) of `[..., n, heads, d]` by angles `[n, d/2]`, in float32."""
-    # Written without putting parts together, which XLA would do with a slow kernel.
-    wide = x.astype(jnp.float32)
-    other = wide.reshape(*x.shape[:-1], -1, 2)[..., ::-1].reshape(x.shape)
-    cos = jnp.repeat(cos, 2, axis=-1)[:, None]
-    sin = jnp.stack([-sin, sin], axis=-1).reshape(len(sin), 1, -1)
-    return (wide * cos + other * sin).astype(x.dtype)
+def by_parts(qkv: jax.Array, cos: jax.Array) -> jax.Array:
+    """`[..., T, 3·H·d]` by groups and heads, `[G, n, 3, H, d]`, given angles `[n, d/2]`.
+
+    Raises:
+        ValueError: T is no multiple of n, or the channels none of three heads'.
+    """
+    (*_, length, width), (n, half) = qkv.shape, cos.shape
+    if width % (6 * half) or length % n:
+        raise ValueError(
+            f"qkv {list(qkv.shape)} is not [..., T, 3 H d], with T a multiple of {n} tokens and d "
+            f"of {2 * half} channels, for which there are angles"
+        )
+    return qkv.reshape(-1, n, 3, width // (6 * half), 2 * half)
+
+
+def turn(qkv: jax.Array, part: int, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Queries (part 0) or keys (1) of `[..., n, 3, H, d]`, turned in float32: `[..., n, H, d]`.
+
+    Channels (2 c, 2 c + 1) turn by the angle whose cosine and sine are in `[n, d/2]`.
+    """
+    cos, sin = cos[:, None], sin[:, None]
+    if qkv.dtype != jnp.bfloat16:
+        x = qkv[..., part, :, :]
+        pairs = x.reshape(*x.shape[:-1], -1, 2)
+        both = jnp.stack(_turned(pairs[..., 0], pairs[..., 1], cos, sin), -1)
+        return both.reshape(x.shape).astype(x.dtype)
+    # As words: XLA puts even and odd channels together by a slow kernel of its own.
+    turned = _turned(*_halves(words(qkv)[..., part, :, :]), cos, sin)
+    even, odd = (lax.bitcast_convert_type(a.astype(qkv.dtype), jnp.uint16) for a in turned)
+    pairs = odd.astype(jnp.uint32) << 16 | even.astype(jnp.uint32)
+    return lax.bitcast_convert_type(pairs, qkv.dtype).reshape(*pairs.shape[:-1], -1)
+
+
+def words(x: jax.Array) -> jax.Array:
+    """Pairs of bfloat16 channels `[..., d]` as words `[..., d/2]` uint32; the same bytes."""
+    return lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 2), jnp.uint32)
+
+
+def _halves(word: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The even channel and the odd one of words, float32."""
+    even, odd = word << 16, word & np.uint32(0xFFFF0000)
+    return lax.bitcast_convert_type(even, jnp.float32), lax.bitcast_convert_type(odd, jnp.float32)
+
+
+def _turned(
+    even: jax.Array, odd: jax.Array, cos: jax.Array, sin: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return even * cos - odd * sin, even * sin + odd * cos
 
 
 def _attend(
-    pairs: Any, key: Any, rows: Any, cos: Any, sin: Any, *, y: Any, tiles: Tiles
+    pairs: Any, key: Any, rows: Any, cos: Any, sin: Any, *, y: Any, tiles: Tiles, impl: Impl
 ) -> None:
     """Program `(b, h, g)`: a block of queries of a head in a group.
 
@@ -138,12 +167,9 @@ def _attend(
 
     def turned(part: int, token: jax.Array, scale: float = 1.0) -> jax.Array:
         pair = plt.load(pairs.at[(first + token)[:, None], part, head, jnp.arange(half)[None, :]])
-        even = lax.bitcast_convert_type(pair << 16, jnp.float32)
-        odd = lax.bitcast_convert_type(pair & np.uint32(0xFFFF0000), jnp.float32)
         at = token[:, None], jnp.arange(half)[None, :]
-        c, s = plt.load(cos.at[at]) * scale, plt.load(sin.at[at]) * scale
-        both = jnp.stack([even * c - odd * s, even * s + odd * c], axis=-1)
-        return both.reshape(len(token), 2 * half).astype(rows.dtype)
+        both = _turned(*_halves(pair), plt.load(cos.at[at]) * scale, plt.load(sin.at[at]) * scale)
+        return jnp.stack(both, axis=-1).reshape(len(token), 2 * half).astype(rows.dtype)
 
     # What lies behind the last token of a group is computed as if it were that one.
     token = pl.program_id(0) * tiles.queries + jnp.arange(tiles.queries)
@@ -161,7 +187,7 @@ def _attend(
         scores = plt.dot(query, k, trans_b=True)
         if count is not None:
             scores = jnp.where(at[None, :] < count, scores, -jnp.inf)
-        return _streamed(carry, scores, v)
+        return _streamed(carry, scores, v, impl)
 
     carry = (
         jnp.full(tiles.queries, -jnp.inf, jnp.float32),
@@ -181,11 +207,26 @@ def _attend(
 
 
 def _streamed(
-    carry: tuple[jax.Array, jax.Array, jax.Array], scores: jax.Array, v: jax.Array
+    carry: tuple[jax.Array, jax.Array, jax.Array], scores: jax.Array, v: jax.Array, impl: Impl
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """One step of a streamed softmax, with scores in units of log2: maximum, sum, values."""
     peak, total, o = carry
     highest = jnp.maximum(peak, jnp.max(scores, axis=1))
-    weights, fade = jnp.exp2(scores - highest[:, None]), jnp.exp2(peak - highest)
+    weights, fade = _exp2(scores - highest[:, None], impl), _exp2(peak - highest, impl)
     o = o * fade[:, None] + plt.dot(weights.astype(v.dtype), v)
     return highest, total * fade + jnp.sum(weights, axis=1), o
+
+
+def _exp2(x: jax.Array, impl: Impl) -> jax.Array:
+    """`2^x` for x <= 0, zero below 2^-126."""
+    if impl == "interpret":
+        return jnp.exp2(x)
+    # The instruction itself: what lies below would cost three more for each, a quarter of all.
+    (y,) = plt.elementwise_inline_asm(
+        "ex2.approx.ftz.f32 $0, $1;",
+        args=[x],
+        constraints="=f,f",
+        pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
+    )
+    return y

@@ -9,7 +9,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import jax
 import numpy as np
+from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -146,6 +147,7 @@ def compile(
     *arguments: Any,
     donate: tuple[int, ...] = (),
     kernels: bool = True,
+    options: Mapping[str, Any] | None = None,
 ) -> Program:
     """Compile a function for an H200.
 
@@ -154,6 +156,7 @@ def compile(
         arguments: pytrees of arrays or `jax.ShapeDtypeStruct`s.
         donate: positions of those whose memory the results may take.
         kernels: whether to assemble every kernel once more and tell of its registers.
+        options: of XLA's.
     """
     topology = topologies.get_topology_desc(
         platform="cuda", topology="1x1x1", target_config=_TARGET
@@ -164,11 +167,15 @@ def compile(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=there), arguments
     )
     with TemporaryDirectory() as directory, jax.set_mesh(mesh), _not_stored():
-        # What asks where it runs is to be told so.
-        with patch.object(jax, "default_backend", lambda: "gpu"):
+        # What asks where it runs, or for which cuDNN, is to be told so.
+        with (
+            patch.object(jax, "default_backend", lambda: "gpu"),
+            patch.object(fused_attention_stablehlo, "check_cudnn_version", lambda: 91200),
+            patch.object(fused_attention_stablehlo, "check_compute_capability", lambda _: True),
+        ):
             lowered = jax.jit(function, donate_argnums=donate).lower(*shaped)
-        options = {"xla_dump_to": directory, "xla_dump_emitter_re": "ptx" if kernels else ""}
-        compiled = lowered.compile(compiler_options=options)
+        dump = {"xla_dump_to": directory, "xla_dump_emitter_re": "ptx" if kernels else ""}
+        compiled = lowered.compile(compiler_options={**dump, **(options or {})})
         files = Path(directory)
         (sequence,) = files.glob("*.thunk_sequence.txt")
         memory = compiled.memory_analysis()

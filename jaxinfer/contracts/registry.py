@@ -8,6 +8,7 @@ from jaxinfer.contracts.kernels import (
     grouped,
     linear,
     matmul,
+    picture,
     projection,
     sampling,
     state,
@@ -25,6 +26,7 @@ _MODULES = (
     grouped,
     linear,
     triangular,
+    picture,
 )
 
 CONTRACTS: dict[str, Contract] = {

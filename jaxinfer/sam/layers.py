@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxinfer.sam.params import Attention, Linear, Norm
 from pallas_kernels import Fp8
-from pallas_kernels.weights import quantise
+from pallas_kernels.weights import FP8_MAX
 
 LAYER_NORM_EPS = 1e-5
 FUSED_FROM = 128
@@ -23,9 +23,10 @@ def linear(x: jax.Array, p: Linear) -> jax.Array:
     """
     w = p.weight
     if isinstance(w, Fp8):
-        # So written that XLA takes cuBLASLt's product of E4M3 numbers, scales, bias and all.
-        step = jnp.asarray(w.input_scale)
-        x = quantise(x, step).astype(x.dtype) * step.astype(x.dtype)
+        # So written that XLA takes cuBLASLt's product of E4M3 numbers, scales, bias and all, and
+        # has the product before round its own output. Scales are powers of two: nothing is lost.
+        step = jnp.asarray(w.input_scale).astype(x.dtype)
+        x = jnp.clip(x * (1 / step), -FP8_MAX, FP8_MAX).astype(w.q.dtype).astype(x.dtype) * step
         w = w.q.astype(x.dtype) * w.scale[0].astype(x.dtype)
     contract = (((x.ndim - 1,), (1,)), ((), ()))
     y = lax.dot_general(x, w.astype(x.dtype), contract, preferred_element_type=x.dtype)

@@ -6,6 +6,7 @@ angles lie in the same.
 """
 
 from functools import cache
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,10 @@ from jaxinfer.sam.config import TrunkConfig
 from jaxinfer.sam.layers import by_heads, gelu, layer_norm, linear
 from jaxinfer.sam.params import Block, Trunk
 from jaxinfer.tree import tree
+from pallas_kernels.picture_attention import by_parts, picture_attention, turn
+
+ATTENTION: Literal["cudnn", "triton"] = "cudnn"
+"""Which kernel attends in bfloat16 on a GPU."""
 
 
 @tree
@@ -37,6 +42,8 @@ def encode(p: Trunk, cfg: TrunkConfig, pixels: jax.Array) -> jax.Array:
     x = linear(patches(cfg, pixels).astype(p.patch.weight.dtype), p.patch)
     rows, columns = (places % cfg.table).T
     x = layer_norm(x + p.positions[rows * cfg.table + columns], p.norm, cfg.layer_norm_eps)
+    # All rows in one axis: only then XLA lets a product in FP8 round its own output.
+    x = x.reshape(-1, x.shape[-1])
     window, everything = jax.tree.map(jnp.asarray, rotaries(cfg))  # once for all layers
     for i, layer in enumerate(p.blocks):
         x = block(layer, cfg, x, everything if i in cfg.global_layers else window)
@@ -44,25 +51,21 @@ def encode(p: Trunk, cfg: TrunkConfig, pixels: jax.Array) -> jax.Array:
 
 
 def block(p: Block, cfg: TrunkConfig, x: jax.Array, rotary: Rotary) -> jax.Array:
-    """One pre-norm layer, `[B, T, D]`; every n tokens attend to one another, n those of `rotary`"""
-    batch, length, width = x.shape
-    n = len(rotary.cos)
+    """One pre-norm layer, `[B·T, D]`; every n tokens attend to one another, n those of `rotary`"""
     qkv = linear(layer_norm(x, p.norm1, cfg.layer_norm_eps), p.attention.in_proj)
-    qkv = qkv.reshape(batch * length // n, n, 3, cfg.num_heads, width // cfg.num_heads)
-    query, key, value = (qkv[:, :, i] for i in range(3))
-    out = by_heads(rotate(query, rotary), rotate(key, rotary), value)
-    x = x + linear(out.reshape(x.shape), p.attention.out_proj)
+    x = x + linear(attend(qkv, rotary), p.attention.out_proj)
     hidden = linear(layer_norm(x, p.norm2, cfg.layer_norm_eps), p.fc1)
     return x + linear(gelu(hidden, cfg.gelu), p.fc2)
 
 
-def rotate(x: jax.Array, rotary: Rotary) -> jax.Array:
-    """Turn channels (2 j, 2 j + 1) of `[B, n, heads, d]` by angle j, in float32."""
-    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
-    a, b = pairs[..., 0], pairs[..., 1]
-    cos, sin = rotary.cos[:, None], rotary.sin[:, None]
-    turned = jnp.stack([a * cos - b * sin, a * sin + b * cos], -1)
-    return turned.reshape(x.shape).astype(x.dtype)
+def attend(qkv: jax.Array, rotary: Rotary) -> jax.Array:
+    """Attention among every n tokens, `[B·T, 3 D]` to `[B·T, D]`."""
+    cos, sin = jnp.asarray(rotary.cos), jnp.asarray(rotary.sin)
+    if ATTENTION == "triton" and qkv.dtype == jnp.bfloat16 and jax.default_backend() == "gpu":
+        return picture_attention(qkv, cos, sin, impl="kernel")
+    parts = by_parts(qkv, cos)
+    query, key = (turn(parts, part, cos, sin) for part in (0, 1))
+    return by_heads(query, key, parts[:, :, 2]).reshape(len(qkv), -1)
 
 
 def patches(cfg: TrunkConfig, pixels: jax.Array) -> jax.Array:
@@ -74,7 +77,7 @@ def patches(cfg: TrunkConfig, pixels: jax.Array) -> jax.Array:
 
 
 def from_windows(cfg: TrunkConfig, x: jax.Array) -> jax.Array:
-    """Tokens `[B, T, D]`, window by window, to the grid `[B, g, g, D]`."""
+    """Tokens `[B·T, D]`, window by window, to the grid `[B, g, g, D]`."""
     side, window, grid = cfg.grid // cfg.window, cfg.window, cfg.grid
     x = x.reshape(-1, side, side, window, window, x.shape[-1])
     return x.swapaxes(2, 3).reshape(-1, grid, grid, x.shape[-1])

@@ -7,11 +7,9 @@ import pytest
 
 from jaxinfer.sam import fp8, trunk
 from jaxinfer.sam.layers import linear
-from jaxinfer.sam.leaves import init
 from jaxinfer.sam.params import Linear
-from jaxinfer.sam.structure import structure
 from pallas_kernels import Fp8
-from tests.sam.helpers import golden_config
+from tests.sam.helpers import compiled, golden_cases, golden_config, golden_params
 
 TINY = golden_config()
 
@@ -26,14 +24,13 @@ def test_products_are_as_exact_as_three_bits_of_mantissa() -> None:
 
 @pytest.mark.also_gpu
 def test_a_trunk_in_fp8_sees_nearly_the_same() -> None:
-    params = init(structure(TINY), jax.random.key(0), jnp.bfloat16)
-    size = TINY.trunk.image_size
-    pixels = jax.random.randint(jax.random.key(1), (1, size, size, 3), 0, 256).astype(jnp.uint8)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), golden_params())
+    pixels = jnp.asarray(golden_cases()["pixels"])
     quantised = fp8.quantise(params)
     assert all(isinstance(b.fc1.weight, Fp8) for b in quantised.trunk.blocks)
+    encode = compiled(trunk.encode)
     seen, expected = (
-        np.asarray(trunk.encode(p.trunk, TINY.trunk, pixels), np.float32)
-        for p in (quantised, params)
+        np.asarray(encode(p.trunk, TINY.trunk, pixels), np.float32) for p in (quantised, params)
     )
     error = np.linalg.norm(seen - expected) / np.linalg.norm(expected)
     assert 0.001 < error < 0.1

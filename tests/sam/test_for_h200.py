@@ -1,0 +1,43 @@
+"""The trunk's program for an H200, as the shapes of the real model have it."""
+
+import re
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxinfer.contracts import h200
+from jaxinfer.sam import fp8, trunk
+from jaxinfer.sam.compiling import OPTIONS
+from jaxinfer.sam.config import SAM3
+from jaxinfer.sam.leaves import init
+from jaxinfer.sam.params import Trunk
+from jaxinfer.sam.structure import structure
+
+pytestmark = pytest.mark.skipif(bool(h200.missing()), reason=h200.missing())
+
+LAYER = replace(SAM3, trunk=replace(SAM3.trunk, num_layers=1, global_layers=(), gelu="tanh"))
+PARAMS = jax.eval_shape(lambda key: init(structure(LAYER), key, jnp.bfloat16), jax.random.key(0))
+
+
+def compiled(params: Trunk) -> h200.Program:
+    side = LAYER.trunk.image_size
+    pixels = jax.ShapeDtypeStruct((1, side, side, 3), jnp.uint8)
+    encode = lambda p, x: trunk.encode(p, LAYER.trunk, x)  # noqa: E731
+    return h200.compile(encode, params, pixels, options=OPTIONS)
+
+
+def test_products_in_fp8_round_what_the_next_takes() -> None:
+    hlo = compiled(jax.eval_shape(fp8.quantise, PARAMS).trunk).hlo
+    outputs = re.findall(r"= \((\w+)\[.* custom-call\(.*matmul\$f8", hlo)
+    assert sorted(outputs) == ["bf16", "bf16", "bf16", "f8e4m3fn"]
+
+
+@pytest.mark.parametrize("attention", ["cudnn", "triton"])
+def test_rotary_embedding_is_computed_in_place(attention, monkeypatch) -> None:
+    monkeypatch.setattr(trunk, "ATTENTION", attention)
+    program = compiled(PARAMS.trunk)
+    assert all(kernel.spilled == 0 for kernel in program.kernels)
+    apart = [m for m in program.moved(1 << 20) if m.operation in ("slice", "concatenate", "copy")]
+    assert len(apart) == (attention == "cudnn"), "cuDNN wants the values apart, and nothing else"

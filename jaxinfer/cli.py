@@ -375,13 +375,15 @@ def serve(
 @app.command()
 def inspect(
     model: Annotated[
-        str, typer.Argument(help="Directory of a checkpoint, or the name of a shipped one.")
+        str,
+        typer.Argument(help="Directory of a checkpoint, a .pt file, or the name of a shipped one."),
     ],
 ) -> None:
     """Show formats and sizes of a checkpoint's modules, without loading it.
 
-    The last column is what decoding one token alone reads of each module: memory bandwidth divided
-    by its sum bounds the tokens a second.
+    The last column of a language model is what decoding one token alone reads of each module:
+    memory bandwidth divided by its sum bounds the tokens a second. Of SAM it is also told which
+    tensors are not read, and why.
 
     Example: `jaxinfer inspect tiny_qwen`
     """

@@ -28,11 +28,15 @@ def open_picture(source: PictureLike) -> Image.Image:
         case Image.Image():
             image = source
             _load(image)
+        case str() if source.startswith(("http:", "https:", "data:")):
+            raise PictureError(
+                f"{source[:60]} is a URL; give the path of a picture file, or the bytes of one"
+            )
         case str() | Path():
             path = Path(source).expanduser()
             try:
                 image = _decode(path.read_bytes())
-            except PictureError as error:
+            except ValueError as error:  # of Pillow's, or of a path with a null byte
                 raise PictureError(f"{path}: {error}") from error
         case bytes() | bytearray() | memoryview():
             image = _decode(bytes(source))

@@ -13,7 +13,7 @@ import jax
 from PIL import Image
 
 from jaxinfer.pictures import PictureError, PictureLike
-from jaxinfer.sam import fp8 as eight_bits
+from jaxinfer.sam.fp8 import quantise
 from jaxinfer.sam.preprocess import Picture, read_picture
 from jaxinfer.sam.tokenizer import PromptError
 from jaxinfer.segmentation.engine import Engine, SegmenterStats
@@ -21,9 +21,10 @@ from jaxinfer.segmentation.loading import SamModel
 from jaxinfer.segmentation.masks import suppress
 from jaxinfer.segmentation.prompts import (
     Prompt,
-    PromptLike,
+    PromptsLike,
+    check_count,
     check_inside,
-    check_limits,
+    check_share,
     per_picture,
 )
 from jaxinfer.segmentation.questions import Answer, Question
@@ -41,9 +42,6 @@ that the device is never without work."""
 
 _WARM = 3
 """Runs after which nothing about a program changes any more."""
-
-Prompts = PromptLike | Sequence[PromptLike] | Sequence[Sequence[PromptLike]]
-"""One prompt or several for every picture, or a list of them for each."""
 
 OnError = Callable[[int, Exception], None]
 """Told the number of a picture that cannot be read, and why."""
@@ -93,7 +91,7 @@ class Segmenter:
         Raises CheckpointError, ConfigError or FileNotFoundError for a checkpoint that cannot be
         loaded, ValueError for an option out of range.
         """
-        if not 1 <= max_batch <= LARGEST_BATCH:
+        if max_batch not in range(1, LARGEST_BATCH + 1):
             raise ValueError(f"max_batch must be from 1 to {LARGEST_BATCH}, not {max_batch}")
         if cache_bytes < 0:
             raise ValueError(f"cache_bytes must be at least 0, not {cache_bytes}")
@@ -108,7 +106,7 @@ class Segmenter:
         self._max_batch = max_batch
         self._engine = Engine(
             model.config,
-            eight_bits.quantise(model.params) if fp8 else model.params,
+            quantise(model.params) if fp8 else model.params,
             model.tokenizer,
             max_batch=max_batch,
             cache_bytes=cache_bytes,
@@ -123,7 +121,7 @@ class Segmenter:
     def segment(
         self,
         images: list[PictureLike] | tuple[PictureLike, ...],
-        prompts: Prompts,
+        prompts: PromptsLike,
         *,
         threshold: float = ...,
         max_objects: int | None = ...,
@@ -134,7 +132,7 @@ class Segmenter:
     def segment(
         self,
         images: PictureLike,
-        prompts: Prompts,
+        prompts: PromptsLike,
         *,
         threshold: float = ...,
         max_objects: int | None = ...,
@@ -144,7 +142,7 @@ class Segmenter:
     def segment(
         self,
         images: Any,
-        prompts: Prompts,
+        prompts: PromptsLike,
         *,
         threshold: float = THRESHOLD,
         max_objects: int | None = None,
@@ -180,7 +178,7 @@ class Segmenter:
     def stream(
         self,
         images: Sequence[PictureLike],
-        prompts: Prompts,
+        prompts: PromptsLike,
         *,
         threshold: float = THRESHOLD,
         max_objects: int | None = None,
@@ -193,9 +191,11 @@ class Segmenter:
         any number of them. With `on_error`, pictures that cannot be read are told to it, and left
         out. Wrong prompts are told of at once.
         """
-        check_limits(threshold, max_objects)
-        if nms_iou is not None and not 0 <= nms_iou <= 1:
-            raise PromptError(f"nms_iou is {nms_iou}; it must be from 0 to 1")
+        check_share("threshold", threshold)
+        if max_objects is not None:
+            check_count("max_objects", max_objects)
+        if nms_iou is not None:
+            check_share("nms_iou", nms_iou)
         asked = per_picture(prompts, len(images))
         for prompt in {id(prompt): prompt for each in asked for prompt in each}.values():
             self._engine.check(prompt)

@@ -230,7 +230,11 @@ def _from_base64(text: str, where: str) -> bytes:
     try:
         return base64.b64decode(_DATA_URL.sub("", text[:100]) + text[100:], validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ApiError(f"{where} is not base64: {error}", param=where) from error
+        raise ApiError(
+            f"{where} is not base64 ({error}); encode the file's bytes, without line breaks, or "
+            "send a form with the file",
+            param=where,
+        ) from error
 
 
 async def _read_form(headers: Headers, body: bytes) -> dict[str, Any]:

@@ -94,6 +94,8 @@ def test_cmyk_and_palettes_keep_their_colours() -> None:
         (RGB.astype(np.int64), "no defined white"),
         (Image.fromarray(np.zeros((4, 4), np.int32)), "32 bits"),
         (None, "NoneType is no picture"),
+        ("https://example.org/cat.png", "is a URL"),
+        ("cat\0.png", "null byte"),
         ({"image": 1}, "dict is no picture"),
     ],
 )

@@ -114,7 +114,7 @@ def load(
     path = Path(path).expanduser()
     source = find(path)
     if cfg is None:
-        cfg = read_config(path) if source.layout == "transformers" else SAM3
+        cfg = _shape(path, source)
     plans = make_plans(source, cfg, clicks)
     found, treedef = jax.tree.flatten(plans, is_leaf=lambda node: isinstance(node, Plan))
     total = sum(part.nbytes for plan in found for part in plan.parts)
@@ -164,8 +164,16 @@ def find(path: Path) -> Source:
     return Source(files, layout, tensors, str(path))
 
 
-def read_config(path: Path) -> Config:
-    """The shape that `config.json` describes. Raises ConfigError, or FileNotFoundError by name."""
+def read_config(path: str | Path) -> Config:
+    """The shape of a checkpoint, for which its tensors' names are read; raises as `load` does."""
+    path = Path(path).expanduser()
+    return _shape(path, find(path))
+
+
+def _shape(path: Path, source: Source) -> Config:
+    """What `config.json` describes; with Meta's names, the shape of the published models."""
+    if source.layout == "meta":
+        return SAM3
     file = (path if path.is_dir() else path.parent) / "config.json"
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist; fetch it, it belongs to the checkpoint")

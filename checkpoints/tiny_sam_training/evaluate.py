@@ -3,7 +3,8 @@
     python -m checkpoints.tiny_sam_training.evaluate DIR
 
 prints a JSON line for each kind of prompt and one for all of them, and writes the same to
-`DIR/heldout/metrics.jsonl`, with pictures in `DIR/heldout/pictures.jpg`. Prompts of the kind
+`DIR/heldout/metrics.jsonl`, with pictures in `DIR/heldout/pictures.jpg` (`heldout-fp8` with
+`--fp8`). Prompts of the kind
 "absent" have nouns that training never had.
 """
 
@@ -23,6 +24,7 @@ from checkpoints.sam import load
 from checkpoints.tiny_sam_training.dataset import ABSENT, KINDS, Examples, Phrases, phrases, sample
 from checkpoints.tiny_sam_training.matching import assign
 from checkpoints.tiny_sam_training.train import PROMPTS, prompts_of
+from jaxinfer.sam import fp8
 from jaxinfer.sam.config import Config
 from jaxinfer.sam.model import detect, embed_image
 from jaxinfer.sam.params import Params
@@ -146,12 +148,15 @@ def sheet(shown: list[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]) ->
     return page
 
 
-def evaluate(directory: Path, pictures: int, batch: int, seed: int, dtype: Any) -> None:
+def evaluate(
+    directory: Path, pictures: int, batch: int, seed: int, dtype: Any, in_fp8: bool
+) -> None:
     """Print and write the figures, and draw the sheet."""
     cfg, params = load(directory, dtype=dtype)
+    params = fp8.quantise(params) if in_fp8 else params
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     known, heldout = phrases(tokenizer, cfg), phrases(tokenizer, cfg, heldout=True)
-    out = directory / "heldout"
+    out = directory / ("heldout-fp8" if in_fp8 else "heldout")
     out.mkdir(exist_ok=True)
     everything: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     shown = []
@@ -208,8 +213,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="pictures at once")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--fp8", action="store_true", help="the trunk's products in 8 bits")
     a = parser.parse_args()
-    evaluate(a.directory, a.pictures, a.batch, a.seed, getattr(jnp, a.dtype))
+    evaluate(a.directory, a.pictures, a.batch, a.seed, getattr(jnp, a.dtype), a.fp8)
 
 
 if __name__ == "__main__":

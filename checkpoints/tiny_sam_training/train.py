@@ -34,6 +34,7 @@ from jaxinfer.sam.leaves import init
 from jaxinfer.sam.model import Prompts, embed_image, embed_text, prompt_tokens
 from jaxinfer.sam.params import Linear, Params
 from jaxinfer.sam.positions import grid_sine
+from jaxinfer.sam.structure import structure
 from jaxinfer.tree import tree
 
 WARMUP = 300

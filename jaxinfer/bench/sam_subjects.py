@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.sam import fp8
+from jaxinfer.sam.compiling import jit
 from jaxinfer.sam.config import SAM3, Config, TextConfig, TrunkConfig, for_gpu
 from jaxinfer.sam.leaves import init
 from jaxinfer.sam.params import Linear, Params
@@ -94,7 +95,7 @@ def draw(cfg: Config, key: jax.Array) -> Params:
     seen, as they are with trained weights.
     """
     leaves, treedef = jax.tree.flatten(structure(cfg))
-    one = jax.jit(partial(init, dtype=jnp.bfloat16), static_argnums=0)
+    one = jit(partial(init, dtype=jnp.bfloat16), static_argnums=0)
     # Without their names, leaves of one shape are one program.
     nameless = [replace(leaf, name="") for leaf in leaves]
     with ThreadPoolExecutor() as pool:

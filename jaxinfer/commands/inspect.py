@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from checkpoints import account, engine_format, resolve
+from checkpoints import account, engine_format, resolve, sam
 from checkpoints.files import TensorFiles
 from checkpoints.inventory import Row
 from checkpoints.load import quantization
@@ -15,6 +15,7 @@ from checkpoints.locate import MANIFEST
 from checkpoints.plan import make_plan
 from jaxinfer.commands.sizes import in_bytes, in_numbers
 from jaxinfer.qwen.config import Config
+from jaxinfer.sam.config import Config as SamConfig
 
 WIDE = 100
 """Columns that the table has at least: piped, a terminal's width is unknown and 80 too few."""
@@ -22,13 +23,17 @@ WIDE = 100
 
 def run(model: str) -> None:
     """Print what the headers say."""
-    directory = resolve(model)
-    cfg, arrays, warnings = headers(directory)
-    rows = account(cfg, arrays)
+    path = resolve(model, torch_files=True)
     console = Console(highlight=False)
     console.width = max(console.width, WIDE)
+    if sam.is_sam(path):
+        cfg, groups = sam.account(path)
+        console.print(f"{model}: {describe_sam(cfg)}", markup=False, soft_wrap=True)
+        console.print(sam_table(groups))
+        return
+    cfg, arrays, warnings = headers(path)
     console.print(f"{model}: {describe(cfg)}", markup=False, soft_wrap=True)
-    console.print(table(rows))
+    console.print(table(account(cfg, arrays)))
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 
@@ -79,6 +84,45 @@ def table(rows: Sequence[Row]) -> Table:
             end_section=following is not None and _part(following) != _part(row),
         )
     return shown
+
+
+def describe_sam(cfg: SamConfig) -> str:
+    """The architecture in a line."""
+    trunk, text = cfg.trunk, cfg.text
+    parts = [
+        f"pictures of {trunk.image_size} x {trunk.image_size} in {trunk.grid} x {trunk.grid} "
+        "patches",
+        f"trunk of {trunk.num_layers} layers, width {trunk.hidden_size}",
+        f"text encoder of {text.num_layers} layers, {text.context} tokens a prompt",
+        f"{cfg.num_queries} candidates",
+    ]
+    return ", ".join(parts)
+
+
+def sam_table(groups: Sequence[sam.Group]) -> Table:
+    """A line for each part of the model with sums, then one for each reason not to read tensors."""
+    read = [group for group in groups if group.read]
+    shown = Table(header_style="bold")
+    shown.add_column("part")
+    shown.add_column("format")
+    for name in ("tensors", "parameters", "size"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for group in read:
+        shown.add_row(group.name, *_sizes([group]), end_section=group is read[-1])
+    shown.add_row("all that is read", *_sizes(read), style="bold", end_section=True)
+    for group in groups:
+        if not group.read:
+            shown.add_row(f"not read: {group.name}", *_sizes([group]), style="dim")
+    return shown
+
+
+def _sizes(groups: Sequence[sam.Group]) -> tuple[str, ...]:
+    return (
+        ", ".join(dict.fromkeys(dtype for group in groups for dtype in group.dtypes)),
+        f"{sum(group.tensors for group in groups):,}",
+        in_numbers(sum(group.parameters for group in groups)),
+        in_bytes(sum(group.nbytes for group in groups)),
+    )
 
 
 def _part(row: Row) -> str:

@@ -62,6 +62,11 @@ class Tokenizer:
             f"checkpoint, or {VOCABULARY} from Meta's code, beside the weights"
         )
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that there are; their ids are smaller."""
+        return self._bpe.get_vocab_size()
+
     def encode(self, prompts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids, int32 `[P, context]`, padded with 0, and which of them count, bool `[P, context]`.
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from checkpoints import progress_bar, resolve, sam
-from jaxinfer.sam.config import Config, for_gpu
+from jaxinfer.sam.config import Config, ConfigError, for_gpu
 from jaxinfer.sam.params import Params
 from jaxinfer.sam.tokenizer import Tokenizer
 
@@ -44,9 +44,15 @@ class SamModel:
         if dtype is None:
             dtype = jnp.bfloat16 if on_gpu else jnp.float32
         # Before the weights, which take longer to find wanting.
-        tokenizer = Tokenizer.read(path if path.is_dir() else path.parent)
+        config = sam.read_config(path)
+        directory = path if path.is_dir() else path.parent
+        tokenizer = Tokenizer.read(directory, config.text.context)
+        if tokenizer.vocab_size > config.text.vocab_size:
+            raise ConfigError(
+                f"the tokeniser in {directory} has {tokenizer.vocab_size} tokens, the model "
+                f"{config.text.vocab_size}; put the model's own there"
+            )
         with progress_bar(f"loading {path_or_name}") if progress else nullcontext() as advance:
-            config, params = sam.load(path, clicks=clicks, dtype=dtype, progress=advance)
-        tokenizer.context = config.text.context
+            _, params = sam.load(path, clicks=clicks, dtype=dtype, cfg=config, progress=advance)
         config = for_gpu(config) if on_gpu and dtype == jnp.bfloat16 else config
         return cls(config, params, tokenizer)

@@ -7,6 +7,7 @@ import numpy as np
 from pycocotools import mask as coco
 
 from jaxinfer.sam.outlines import along
+from jaxinfer.segmentation.export import RunLengths
 
 
 def to_picture(logits: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -43,7 +44,7 @@ def _neighbours(
     return span, first[span], second[span], fraction[span]
 
 
-def suppress(outlines: Sequence[dict[str, Any]], scores: Sequence[float], iou: float) -> list[int]:
+def suppress(outlines: Sequence[RunLengths], scores: Sequence[float], iou: float) -> list[int]:
     """Which of several masks remain when each that overlaps a better one is dropped.
 
     Args:

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from numbers import Integral, Real
+from typing import Any
 
 from jaxinfer.sam.tokenizer import PromptError
 
@@ -75,7 +76,10 @@ class Prompt:
                 raise PromptError(
                     f"box {list(box)} is empty; give left, top, right and bottom in pixels"
                 )
-        check_limits(self.threshold, self.max_objects)
+        if self.threshold is not None:
+            check_share("threshold", self.threshold)
+        if self.max_objects is not None:
+            check_count("max_objects", self.max_objects)
 
     @property
     def is_click(self) -> bool:
@@ -95,13 +99,20 @@ class Prompt:
 
 PromptLike = str | Prompt
 
+PromptsLike = PromptLike | Sequence[PromptLike] | Sequence[Sequence[PromptLike]]
+"""One prompt or several for every picture, or a list of them for each."""
 
-def check_limits(threshold: float | None, max_objects: int | None) -> None:
-    """Raise PromptError for limits that no result could meet."""
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise PromptError(f"threshold is {threshold}; it must be from 0 to 1")
-    if max_objects is not None and max_objects < 1:
-        raise PromptError(f"max_objects is {max_objects}; it must be at least 1")
+
+def check_share(name: str, value: Any) -> None:
+    """Raise PromptError for what is no number from 0 to 1."""
+    if not isinstance(value, Real) or not 0 <= float(value) <= 1:
+        raise PromptError(f"{name} is {value!r}; it must be a number from 0 to 1")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raise PromptError for what is no whole number of at least 1."""
+    if not isinstance(value, Integral) or value < 1:
+        raise PromptError(f"{name} is {value!r}; it must be a whole number of at least 1")
 
 
 def check_inside(prompt: Prompt, width: int, height: int) -> None:
@@ -114,28 +125,27 @@ def check_inside(prompt: Prompt, width: int, height: int) -> None:
             raise PromptError(_outside("point", point, width, height))
 
 
-def per_picture(
-    prompts: PromptLike | Sequence[PromptLike] | Sequence[Sequence[PromptLike]], pictures: int
-) -> list[list[Prompt]]:
+def per_picture(prompts: PromptsLike, pictures: int) -> list[list[Prompt]]:
     """The prompts of each picture.
 
     One prompt, or a list of them, is asked about every picture; a list of lists has one for each.
 
     Raises PromptError if there are none, or not as many lists as pictures.
     """
-    if isinstance(prompts, str | Prompt):
-        prompts = [prompts]
-    nested = [isinstance(item, list | tuple) for item in prompts]
-    if any(nested):
-        if not all(nested):
-            raise PromptError("give a list of prompts, or a list of lists, one for each picture")
-        if len(nested) != pictures:
-            raise PromptError(f"{pictures} pictures, but {len(nested)} lists of prompts")
-        return [[as_prompt(item) for item in cast(Sequence, items)] for items in prompts]
-    if not nested:
-        raise PromptError("no prompts given")
-    shared = [as_prompt(item) for item in prompts]
-    return [shared] * pictures
+    given: Sequence[Any] = prompts if isinstance(prompts, list | tuple) else [prompts]
+    lists = [item for item in given if isinstance(item, list | tuple)]
+    if not lists:
+        if not given:
+            raise PromptError("no prompts given; name what to look for, as 'red car'")
+        return [[as_prompt(item) for item in given]] * pictures
+    if len(lists) != len(given):
+        raise PromptError("give a list of prompts, or a list of lists, one for each picture")
+    if len(lists) != pictures:
+        raise PromptError(
+            f"{pictures} pictures, but {len(lists)} lists of prompts; give a list for each "
+            "picture, or one list for all"
+        )
+    return [[as_prompt(item) for item in items] for items in lists]
 
 
 def as_prompt(prompt: object) -> Prompt:
@@ -144,14 +154,18 @@ def as_prompt(prompt: object) -> Prompt:
         return Prompt(prompt)
     if isinstance(prompt, Prompt):
         return prompt
-    raise PromptError(f"{type(prompt).__name__} is no prompt; give a string or a Prompt")
+    raise PromptError(
+        f"{type(prompt).__name__} is no prompt; give a string or a Prompt, or a list of them"
+    )
 
 
 def _numbers(name: str, given: Sequence[Sequence[float]], count: int) -> tuple:
     try:
         rows = tuple(tuple(float(number) for number in row) for row in given)
-    except TypeError as error:
-        raise PromptError(f"{name} must be a list of {count} numbers each") from error
+    except (TypeError, ValueError) as error:
+        raise PromptError(
+            f"{name} is {given!r}; it must be a list, each item of {count} numbers in pixels"
+        ) from error
     for row in rows:
         if len(row) != count or not all(map(math.isfinite, row)):
             raise PromptError(f"{name} has {list(row)}; each takes {count} finite numbers")

@@ -81,7 +81,7 @@ def pictures_of(questions: Sequence[Question]) -> tuple[list[bytes], np.ndarray]
 def limits_of(questions: Sequence[Question]) -> Limits:
     """The limits of some questions, as `Question.kept` has them."""
     every = np.iinfo(np.int32).max
-    most = [q.prompt.max_objects or q.max_objects or every for q in questions]
+    most = [min(q.prompt.max_objects or q.max_objects or every, every) for q in questions]
     return Limits(np.array([q.floor for q in questions], np.float32), np.array(most, np.int32))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from checkpoints import CheckpointError, resolve
 from checkpoints.files import SINGLE
-from checkpoints.sam import load, write
+from checkpoints.sam import account, load, write
 from checkpoints.sam.inventory import Version, meta, published_name
 from checkpoints.sam.write import to_dict
 from checkpoints.write import write_checkpoint
@@ -119,6 +119,38 @@ def test_metas_file(tmp_path: Path, version: Version, wrap: bool) -> None:
     _, found = load(tmp_path, cfg=TINY, clicks=True)
     assert same(found, params)
     assert found.clicks.version == version
+
+
+@pytest.mark.parametrize("video", [False, True])
+def test_what_transformers_layout_holds(tmp_path: Path, video: bool) -> None:
+    tensors = of_transformers(tmp_path, random_params())
+    if video:
+        tensors = {f"detector_model.{name}": array for name, array in tensors.items()}
+        tensors["tracker_model.x"] = np.zeros(3, np.float32)
+    cfg, groups = account(put(tmp_path / "model", tensors))
+    assert cfg == TINY
+    read = [group for group in groups if group.read]
+    assert [group.name for group in read] == [
+        *("trunk", "neck", "text", "geometry", "encoder", "decoder", "masks", "scoring")
+    ]
+    assert sum(g.parameters for g in read) == sum(
+        leaf.size for leaf in jax.tree.leaves(random_params())
+    )
+    assert sum(group.tensors for group in groups) == len(tensors)
+    assert sum(group.nbytes for group in groups) == sum(a.nbytes for a in tensors.values())
+    assert {group.dtypes for group in groups} == {("float32",)}
+    assert ("of the tracker, for video" in {group.name for group in groups}) == video
+
+
+@pytest.mark.parametrize("version", ["3", "3.1"])
+def test_what_metas_file_holds(tmp_path: Path, version: Version) -> None:
+    tensors = of_meta(version, random_params(version))
+    _, groups = account(save(tmp_path / "sam.pt", tensors), TINY)
+    clicks = next(group for group in groups if group.name == "clicks")
+    assert clicks.read
+    assert clicks.tensors == len(jax.tree.leaves(random_params(version).clicks))
+    assert sum(group.tensors for group in groups) == len(tensors)
+    assert "a table that the engine computes" in {g.name for g in groups if not g.read}
 
 
 def test_prefixes_of_training(tmp_path: Path) -> None:

@@ -2,16 +2,14 @@
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 import jsonschema
 import pytest
 
-from jaxinfer import LLM, Completion, RequestError, SamplingParams, StructuredOutput
-from jaxinfer.engine.engine import Engine
-from tests.engine.conftest import Build, Job
-from tests.engine.helpers import ALONE, TIGHT, bits, run
+from jaxinfer import LLM, RequestError, SamplingParams, StructuredOutput
+from tests.engine.conftest import Build
+from tests.engine.helpers import ALONE, bits, run
 
 SCHEMA = {
     "type": "object",
@@ -139,24 +137,14 @@ def test_a_request_without_drafts_says_the_same(tiny_llm: LLM, code: list[int]) 
     assert bits(tiny_llm.generate(prompts, without)) == bits(tiny_llm.generate(prompts, drafting))
 
 
-def one_by_one(engine: Engine, jobs: Sequence[Job]) -> list[Completion]:
-    return [run(engine, [engine.submit(*job)])[0] for job in jobs]
-
-
-def test_an_engine_that_never_drafts_says_the_same_in_fewer_steps_than_tokens(
+def test_an_engine_that_never_drafts_takes_fewer_steps_than_tokens(
     build: Build, code: list[int]
 ) -> None:
     plain = build("tiny_qwen", None, 0, **ALONE)
-    drafting = build("tiny_qwen", "mtp", 1, **TIGHT)
-    jobs = [(code[:30], params) for params in all_cases()]
-    expected = one_by_one(plain, jobs)
-    assert bits(one_by_one(drafting, jobs)) == bits(expected)
-    counters = plain.stats().counters
+    (answer,) = run(plain, [plain.submit(code[:30], all_cases()[0])])
     # Names and punctuation of the schema leave no choice.
-    first = run(plain, [plain.submit(*jobs[0])])[0]
-    steps = plain.stats().counters.decode_steps - counters.decode_steps
-    assert steps < 0.7 * first.usage.completion_tokens
-    assert first.usage.accepted > 0
+    assert plain.stats().counters.decode_steps < 0.7 * answer.usage.completion_tokens
+    assert answer.usage.accepted > 0
 
 
 def test_a_bad_grammar_is_refused_and_nothing_is_lost(tiny_llm: LLM, code: list[int]) -> None:

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxinfer.sam import decoder, encoder, model, trunk
+from jaxinfer.sam.compiling import jit
 from jaxinfer.sam.config import Config, from_dict
 from jaxinfer.sam.leaves import Leaf
 from jaxinfer.sam.model import Detections, Features, Prompts
@@ -66,9 +67,7 @@ def golden_prompts(text: jax.Array, boxes: bool = True) -> Prompts:
 
 # A GPU would multiply float32 in TF32.
 exactly = partial(jax.default_matmul_precision, "highest")
-# Each program is small and runs a few times: optimising it costs more than it brings.
-quickly = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-compiled = partial(jax.jit, static_argnums=1, compiler_options=quickly)
+compiled = partial(jit, static_argnums=1)
 
 
 @compiled

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from jaxinfer.sam import clicks, model
+from jaxinfer.sam.compiling import jit
 from jaxinfer.sam.config import Config, TextConfig, TrunkConfig
 from jaxinfer.sam.leaves import Leaf
 from jaxinfer.sam.params import Params
@@ -104,7 +105,7 @@ def ask(picture: Image.Image, words: str, boxes: Any = (), labels: Any = ()) -> 
     return np.asarray(found.scores[0]), np.clip(corners, 0, 1) * size, np.asarray(masks > 0)
 
 
-@jax.jit
+@jit
 def _detect(
     params: Params,
     pixels: jax.Array,

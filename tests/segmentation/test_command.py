@@ -13,9 +13,11 @@ from pycocotools.coco import COCO
 from typer.testing import CliRunner
 
 from checkpoints import sam
+from checkpoints.files import SINGLE
 from jaxinfer import Segmenter
 from jaxinfer.cli import app
 from jaxinfer.pictures import open_picture, to_rgb
+from jaxinfer.sam.tokenizer import from_merges
 from jaxinfer.segmentation import draw
 from tests.segmentation.helpers import CONFIG, TOKENIZER, noise, random_model
 
@@ -97,6 +99,7 @@ def test_a_folder(checkpoint: Path, folder: Path, tmp_path: Path) -> None:
         (("0.png", "cat", "--point", "a,b"), "--point a,b: give 2 numbers"),
         (("0.png", "cat", "--out", "absent/o.png"), "no directory absent"),
         (("0.png", "cat", "--model", "absent"), "tiny_sam"),
+        (("0.png", "cat", "--model", "tiny_qwen"), "holds no SAM 3 model"),
         (("notes.txt", "cat"), "notes.txt: 10 bytes are no picture"),
     ],
 )
@@ -116,6 +119,25 @@ def test_errors_are_one_line(
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.strip().splitlines()[-1].startswith("error: ")
+
+
+def test_a_tokenizer_of_another_model_is_refused(
+    checkpoint: Path, folder: Path, tmp_path: Path
+) -> None:
+    """Ids that the model has no row for would be read as others."""
+    for name in ("config.json", SINGLE):
+        (tmp_path / name).symlink_to(checkpoint / name)
+    from_merges([f"a {letter}" for letter in "abcdefg"]).save(str(tmp_path / "tokenizer.json"))
+    result = run("segment", folder / "0.png", "cat", "--model", tmp_path)
+    assert result.exit_code == 2
+    assert "has 521 tokens, the model 520; put the model's own there" in result.stderr
+
+
+def test_what_a_checkpoint_holds(checkpoint: Path) -> None:
+    result = run("inspect", checkpoint)
+    assert result.exit_code == 0, result.stderr
+    assert "pictures of 112 x 112 in 8 x 8 patches" in result.stdout
+    assert "not read: for semantic maps" in result.stdout
 
 
 def test_serving_a_segmenter_alone(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

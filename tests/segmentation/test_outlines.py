@@ -13,6 +13,7 @@ from scipy.ndimage import map_coordinates
 
 from jaxinfer import Prompt, Segmenter
 from jaxinfer.sam import outlines
+from jaxinfer.sam.compiling import jit
 from jaxinfer.segmentation import Segmentation, work
 from jaxinfer.segmentation.export import changes_to_rle, from_rle, to_rle, words_to_changes
 from jaxinfer.segmentation.masks import to_picture
@@ -21,7 +22,7 @@ from tests.segmentation.helpers import noise, random_model
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 SIDE = 24
-trace = jax.jit(outlines.trace)
+trace = jit(outlines.trace)
 
 
 def logits(count: int, seed: int, coarse: int = 5) -> np.ndarray:
@@ -98,7 +99,8 @@ def test_more_objects_than_are_outlined_at_once(
     host, on_gpu = (Segmenter(random_model(), device_masks=where) for where in (False, True))
     pictures = [noise(150, 90), noise(300, 200, 1), noise(40, 30, 2)]
     prompts = ["cat", Prompt("sun", max_objects=2), Prompt(points=[(9, 9)])]
-    ask = partial(Segmenter.segment, images=pictures, prompts=prompts, threshold=0)
+    options = {"threshold": 0, "max_objects": 2**40}
+    ask = partial(Segmenter.segment, images=pictures, prompts=prompts, **options)
     for ours, theirs in zip(ask(on_gpu), ask(host), strict=True):
         same(ours, theirs)
 

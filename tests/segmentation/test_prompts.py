@@ -19,7 +19,7 @@ from jaxinfer.segmentation.prompts import per_picture
         ({"boxes": [(0, 0, 1, 1)], "points": [(1, 1)]}, "another prompt"),
         ({"negative_points": [(1, 1)]}, "a point on the object"),
         ({"boxes": [(0, 0, 1)]}, r"boxes has \[0.0, 0.0, 1.0\]"),
-        ({"boxes": (0, 0, 1, 1)}, "list of 4 numbers each"),
+        ({"boxes": (0, 0, 1, 1)}, "each item of 4 numbers"),
         ({"boxes": [(5, 0, 5, 1)]}, "is empty"),
         ({"boxes": [(0, 0, float("nan"), 1)]}, "finite"),
         ({"points": [(1, 2, 3)]}, "points has"),

@@ -20,14 +20,14 @@ Job = tuple[list[int], SamplingParams]
 def build(tiny_llm: LLM) -> Build:
     """Makes engines: `build(model, speculation, drafts, slots, …)`, the rest as `build_engine`.
 
-    The model keeps three layers, the last of them with attention: that compiles in half the time
+    The model keeps two layers, one of each kind: that compiles in half the time
     and still copies code.
     """
 
     @cache
     def parameters(model: str):
         config, params = load(resolve(model), vision=False)
-        return replace(config, layer_types=config.layer_types[1:4]), params
+        return replace(config, layer_types=config.layer_types[2:4]), params
 
     def make(
         model: str,

@@ -196,7 +196,10 @@ def _attend(
     )
     whole, rest = divmod(n, tiles.keys)
     if whole:
-        step = lambda i, carry: attend_block(i * tiles.keys, tiles.keys, carry)  # noqa: E731
+
+        def step(i: jax.Array, carry: Any) -> Any:
+            return attend_block(i * tiles.keys, tiles.keys, carry)
+
         carry = lax.fori_loop(0, whole, step, carry)
     if rest:
         size = max(SMALLEST, pl.next_power_of_2(rest))

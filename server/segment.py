@@ -245,7 +245,7 @@ async def _read_form(headers: Headers, body: bytes) -> dict[str, Any]:
 
     parser = MultiPartParser(
         headers,
-        stream(),  # type: ignore[arg-type]
+        stream(),  # pyright: ignore[reportArgumentType]  # any iterator will do
         max_files=MAX_PICTURES,
         max_fields=MAX_PROMPTS + 10,
     )

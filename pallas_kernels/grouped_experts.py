@@ -38,9 +38,8 @@ from pallas_kernels.routing import swiglu
 from pallas_kernels.weights import Dense, Fp8, Nvfp4, Observed, Weight, linear
 
 FEW = Tiles(rows=16, cols=64, depth=128, warps=4, stages=2)
-TILES = Tiles(rows=32, cols=256, depth=128, warps=8, stages=3)
-MANY = Tiles(rows=64, cols=256, depth=128, warps=8, stages=3)
-HIGH = Tiles(rows=64, cols=128, depth=128, warps=4, stages=3)
+SOME = Tiles(rows=32, cols=128, depth=128, warps=4, stages=3)
+MANY = Tiles(rows=64, cols=128, depth=128, warps=4, stages=3)
 
 
 class Shared(NamedTuple):
@@ -64,7 +63,7 @@ class Shared(NamedTuple):
 def choose_tiles(pairs: int, experts: int) -> Tiles:
     """Tiles about as high as an expert's pairs are many. They change no bits."""
     each = pairs / experts
-    return FEW if each <= 8 else TILES if each <= 40 else MANY
+    return FEW if each <= 8 else SOME if each <= 24 else MANY
 
 
 def reference(
@@ -183,7 +182,7 @@ def _launch(
     else:
         # In kernels of their own: see `matmuls` for why products do not share one.
         (outer,) = both([routed], index, tiles, impl)
-        (one,) = both([shared], index, HIGH if M > 512 else FEW, impl)
+        (one,) = both([shared], index, MANY if M > 512 else FEW, impl)
     return _weighted_sum(outer, groups.place, weights, one, (gate, x), impl)
 
 

@@ -9,11 +9,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.backend import Impl, triton_call
 from pallas_kernels.routing import expert_of, keys_of, logit_of, without
+
+MOST = 8192
+"""Pairs that a program has in registers at once."""
 
 
 @jax.tree_util.register_dataclass
@@ -75,20 +79,31 @@ def group(chosen: jax.Array, experts: int, rows: int, impl: Impl) -> Groups:
         impl: "kernel" or "interpret".
     """
     pairs, k = chosen.size, chosen.shape[1]
-    width = max(16, pl.next_power_of_2(pairs))
+    width = min(MOST, max(16, pl.next_power_of_2(pairs)))
     most = pl.next_power_of_2(pairs // rows + 2)
 
     def body(chosen: Any, row: Any, place: Any, tiles: Any) -> None:
-        expert, pair = pl.program_id(0), jnp.arange(width)
-        there = pair < pairs
-        all_ = plt.load(chosen.at[pair], mask=there, other=jnp.int32(experts))
-        mine = (all_ == expert).astype(jnp.int32)
-        start = jnp.sum((all_ < expert).astype(jnp.int32))
-        at = start + jnp.cumsum(mine) - mine
-        plt.store(place.at[pair], at, mask=there & (mine > 0))
-        plt.store(row.at[at], pair // k, mask=there & (mine > 0))
+        expert = pl.program_id(0)
 
-        end, number = start + jnp.sum(mine), jnp.arange(most)
+        def some(i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+            pair = i * width + jnp.arange(width)
+            there = pair < pairs
+            return pair, there, plt.load(chosen.at[pair], mask=there, other=jnp.int32(experts))
+
+        def count(i: jax.Array, before: jax.Array) -> jax.Array:
+            return before + jnp.sum((some(i)[2] < expert).astype(jnp.int32))
+
+        def sort(i: jax.Array, start: jax.Array) -> jax.Array:
+            pair, there, which = some(i)
+            mine = (which == expert).astype(jnp.int32)
+            at = start + jnp.cumsum(mine) - mine
+            plt.store(place.at[pair], at, mask=there & (mine > 0))
+            plt.store(row.at[at], pair // k, mask=there & (mine > 0))
+            return start + jnp.sum(mine)
+
+        start = lax.fori_loop(0, -(-pairs // width), count, jnp.int32(0))
+        end = lax.fori_loop(0, -(-pairs // width), sort, start)
+        number = jnp.arange(most)
         base = start // rows + expert
         own = base + number < end // rows + expert + 1
         first = jnp.minimum(start + rows * number, end)

@@ -6,6 +6,8 @@ registers: a tile is converted (E4M3) or dequantised (NVFP4) there on its way to
 the inputs come straight from shared memory. Products are exact and accumulated in float32, in
 steps of 16 along K one after another, whatever the tile; float32 scales follow at the end.
 
+Where inputs are rounded to E4M3, too, `pallas_kernels.e4m3` multiplies them as they are.
+
 Weights without shuffles. Of the sixteen elements along K of one tensor-core step, thread `t` of
 four has those in the places `2t, 2t + 1, 2t + 8, 2t + 9`: too few neighbours to load at once. So
 elements reach the tensor core in another order than K's, one in which what a thread needs for
@@ -29,6 +31,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.backend import Impl, as_data, triton_call
+from pallas_kernels.e4m3 import e4m3_products
 from pallas_kernels.weights import (
     NVFP4_BLOCK,
     Dense,
@@ -58,6 +61,8 @@ class Tiles:
         depth: elements of K, a step.
         warps: a program.
         stages: steps on their way from memory.
+        pieces: of the output features, multiplied one after another where sums of E4M3 need
+            registers beside their total.
     """
 
     rows: int = 128
@@ -65,6 +70,7 @@ class Tiles:
     depth: int = 128
     warps: int = 8
     stages: int = 2
+    pieces: int = 1
 
 
 SIZES = (
@@ -79,12 +85,28 @@ SIZES = (
 None changes a bit of a product: all have 64 or more columns, and K is added up in the same steps.
 """
 
+E4M3_SIZES = (
+    Tiles(rows=128, cols=128, depth=64, warps=4, stages=3, pieces=2),
+    Tiles(rows=64, cols=128, depth=64, warps=4, stages=4),
+    Tiles(rows=64, cols=64, depth=64, warps=4, stages=6),
+    Tiles(rows=32, cols=64, depth=64, warps=4, stages=6),
+    Tiles(rows=16, cols=64, depth=64, warps=4, stages=6),
+)
+"""The same for E4M3 times E4M3, which want `BUSY_E4M3` programs."""
+
 BUSY = 60
 """Programs from which on a GPU of 132 multiprocessors takes longer for smaller tiles: it has to
 read more out of its second-level cache, at 4.5 TB/s on an H200, than the others save."""
 
+BUSY_E4M3 = 128
+"""The same of `E4M3_SIZES`, whose smaller tiles are nearly as fast as the larger ones."""
+
 ALONE = 132
 """Programs up to which each has a multiprocessor and its memory to itself."""
+
+STEP = 128
+"""Elements of K whose products are added up before they join those of others in float32, where
+tensor cores multiply E4M3; fewer only where K is not a multiple."""
 
 FAST = 64
 """Columns of a tile from which on Hopper's fast tensor-core instruction is used."""
@@ -187,7 +209,10 @@ def _launch(
     """One kernel of `matmuls`."""
     M = rows[0].shape[0]
     heights = [height(w) for w in stacks]
-    tiles = tiles or choose(M, sum(heights))
+    if tiles is None:
+        fast = any(rounds(w) for w in stacks)
+        sizes, busy = (E4M3_SIZES, BUSY_E4M3) if fast else (SIZES, BUSY)
+        tiles = choose(M, sum(heights), sizes, busy)
     cuts = [fit(tiles, w, x.shape[1]) for w, x in zip(stacks, rows, strict=True)]
     across = [-(-N // cut.cols) for N, cut in zip(heights, cuts, strict=True)]
     kind = dtype if residual is None else jnp.result_type(residual.dtype, dtype)
@@ -217,21 +242,26 @@ def _launch(
         cut: Tiles,
     ) -> None:
         N = out.shape[1]
-        n = number * cut.cols + jnp.arange(cut.cols)
+        first, along = number * cut.cols, jnp.arange(cut.cols // cut.pieces)
         there = m < M if M % cut.rows else None
+        pieces = [first + i * (cut.cols // cut.pieces) + along for i in range(cut.pieces)]
         # Features beyond the last are computed as if they were that, and not stored.
-        col = jnp.minimum(n, N - 1)
-        kept = None
-        if M % cut.rows or N % cut.cols:
-            kept = (m < M)[:, None] & (n < N)[None, :]
-        scale = scales(w, at, col, N, impl)
-        y = product(w, at, col, x, m, there, cut.depth, impl)
-        if scale is not None:
-            y = y * scale[:, None]
-        y = y.T.astype(dtype)
-        if residual is not None:
-            y = plt.load(residual.at[m[:, None], n[None, :]], mask=kept) + y
-        plt.store(out.at[m[:, None], n[None, :]], y, mask=kept)
+        cols = [jnp.minimum(n, N - 1) for n in pieces]
+        if x.dtype == jnp.float8_e4m3fn:
+            made = e4m3_products(w.q, at, cols, x, m, there, cut.depth)
+        else:
+            made = [product(w, at, col, x, m, there, cut.depth, impl) for col in cols]
+        for n, col, y in zip(pieces, cols, made, strict=True):
+            kept = None
+            if M % cut.rows or N % cut.cols:
+                kept = (m < M)[:, None] & (n < N)[None, :]
+            scale = scales(w, at, col, N, impl)
+            if scale is not None:
+                y = y * scale[:, None]
+            y = y.T.astype(dtype)
+            if residual is not None:
+                y = plt.load(residual.at[m[:, None], n[None, :]], mask=kept) + y
+            plt.store(out.at[m[:, None], n[None, :]], y, mask=kept)
 
     return list(
         triton_call(
@@ -247,13 +277,13 @@ def _launch(
     )
 
 
-def choose(M: int, N: int) -> Tiles:
-    """The first of `SIZES` that makes enough programs of `M` rows and `N` output features."""
-    for tiles in SIZES:
+def choose(M: int, N: int, sizes: Sequence[Tiles] = SIZES, busy: int = BUSY) -> Tiles:
+    """The first of some sizes that cuts `M` rows and `N` output features into enough programs."""
+    for tiles in sizes:
         programs = -(-M // tiles.rows) * -(-N // tiles.cols)
-        if programs >= BUSY and tiles.rows < 2 * M:
+        if programs >= busy and tiles.rows < 2 * M:
             return replace(tiles, stages=max(tiles.stages, 3)) if programs <= ALONE else tiles
-    return SIZES[-1]
+    return sizes[-1]
 
 
 def place(w: Weight, layer: int | None) -> tuple[Dense | Fp8 | Nvfp4, int]:
@@ -277,19 +307,23 @@ def fit(tiles: Tiles, w: Dense | Fp8 | Nvfp4, K: int) -> Tiles:
     Raises:
         ValueError: K has too few factors of two.
     """
-    depth = min(max(tiles.depth, SPANS[type(w)]), K & -K)
+    depth = min(STEP if rounds(w) else max(tiles.depth, SPANS[type(w)]), K & -K)
     if depth < 32:
         raise ValueError(f"a kernel cannot cut {K} input features into steps of 32 or more")
     cols = min(tiles.cols, max(16, pl.next_power_of_2(height(w))))
-    return replace(tiles, cols=cols, depth=depth)
+    pieces = min(tiles.pieces, max(1, cols // FAST)) if rounds(w) else 1
+    return replace(tiles, cols=cols, depth=depth, pieces=pieces)
+
+
+def rounds(w: Dense | Fp8 | Nvfp4) -> bool:
+    """Whether inputs are rounded to E4M3, too: such products are not made in registers."""
+    return isinstance(w, Fp8) and w.input_scale is not None
 
 
 def _inputs(x: jax.Array, w: Dense | Fp8 | Nvfp4, index: int) -> jax.Array:
     """Inputs in the type and order in which they are multiplied."""
     if isinstance(w, Fp8) and w.input_scale is not None:
-        x = quantise(x, w.input_scale[index])
-        # E4M3 fits into float16.
-        x = x.astype(jnp.float16)
+        return quantise(x, w.input_scale[index])
     return in_order(x, type(w))
 
 

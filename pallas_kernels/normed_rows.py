@@ -3,8 +3,7 @@
     h = x / sqrt(mean(x²) + eps) · (1 + g)
     h as each kind of weight wants it: rounded to E4M3 at a static scale, in the order of its kind
 
-Unlike `normed`, which makes the inputs of decode steps, it keeps what is rounded to E4M3 in
-float16, the type in which `matmul` multiplies it. A program is a row.
+Unlike `normed`, which makes the inputs of decode steps, it multiplies nothing. A program is a row.
 """
 
 from collections.abc import Sequence
@@ -22,11 +21,6 @@ from pallas_kernels.normed import Form, formed
 from pallas_kernels.weights import quantise
 
 
-def wide_type(form: Form | None, dtype: Any) -> Any:
-    """The type in which `matmul` multiplies rows that are of another type without the form."""
-    return dtype if form is None or form.scale is None else jnp.float16
-
-
 def reference(
     x: jax.Array, norm: jax.Array, layer: int, forms: Sequence[Form], eps: float
 ) -> list[jax.Array]:
@@ -34,7 +28,7 @@ def reference(
     wide = x.astype(jnp.float32)
     grow = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     h = (wide * grow * (1.0 + norm[layer].astype(jnp.float32))).astype(x.dtype)
-    return [formed(h, form).astype(wide_type(form, x.dtype)) for form in forms]
+    return [formed(h, form) for form in forms]
 
 
 def normed_rows(
@@ -96,8 +90,8 @@ def _launch(
                 h = quantise(h, scale[index[1 + i]])
             plt.store(out.at[r, place], h.astype(out.dtype))
 
-    wide = [x.dtype if scale is None else jnp.float16 for scale in scales]
-    out = [jax.ShapeDtypeStruct((M, K), kind) for kind in wide]
+    types = [x.dtype if scale is None else jnp.float8_e4m3fn for scale in scales]
+    out = [jax.ShapeDtypeStruct((M, K), kind) for kind in types]
     done = triton_call(
         body, *flat, grid=(M,), out_shape=out, impl=impl, name="normed_rows", warps=warps
     )

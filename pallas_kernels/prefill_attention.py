@@ -16,8 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.backend import Impl, as_data, triton_call
-from pallas_kernels.normed import Form, formed, store
-from pallas_kernels.normed_rows import wide_type
+from pallas_kernels.normed import Form, form_type, formed, store
 from pallas_kernels.paged_attention import attend, gated, streamed
 from pallas_kernels.rotary_cache import rotary_cache
 
@@ -77,7 +76,7 @@ def prefill_attention(
         stages: blocks in flight in it.
 
     Returns:
-        `y [P, page, H·d]` in the type of `q_gate`, or in a form with E4M3 in float16; `k_pages`,
+        `y [P, page, H·d]` in the type of `q_gate`, or in a form; `k_pages`,
         `v_pages`.
     """
     P, T = k.shape[:2]
@@ -146,7 +145,7 @@ def _launch(
         body,
         *args,
         grid=(H // heads, P),
-        out_shape=jax.ShapeDtypeStruct((P * T, H * d), wide_type(form, q.dtype)),
+        out_shape=jax.ShapeDtypeStruct((P * T, H * d), form_type(form, q.dtype)),
         impl=impl,
         name="prefill_attention",
         warps=warps,

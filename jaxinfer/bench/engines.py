@@ -17,7 +17,7 @@ from jaxinfer.qwen.mode import FAMILIES, usable_kernels
 from jaxinfer.qwen.params import Params
 from jaxinfer.qwen.state import Pieces, State
 
-PREFILL_TOKENS = 32 * CHUNK
+PREFILL_TOKENS = 128 * CHUNK
 """Tokens of a prompt in one call while nobody waits, as engines on a GPU have it."""
 
 

@@ -95,7 +95,7 @@ def norm_for(
     x: jax.Array, norm: jax.Array, layer: int, weights: Sequence[Weight], eps: float, mode: Mode
 ) -> list[jax.Array]:
     """Many rows `[M, D]` normed: as they are, then as each weight's product wants them."""
-    wanted = [Form(Dense), *(form(w, layer) for w in weights)]
+    wanted = [Form(Dense), *(form(w, layer, many=True) for w in weights)]
     # Without a scale the form is the kind's.
     places = [(f.kind, i if f.scale is not None else None) for i, f in enumerate(wanted)]
     distinct = dict(zip(reversed(places), reversed(wanted), strict=True))
@@ -126,13 +126,18 @@ def add_product(
 def form_after(w: Weight, layer: int, mode: Mode) -> Form | None:
     """The form in which a kernel may leave its result for `add_product`; None: as it is."""
     kernel = mode.impl("projection") != "plain"
-    return form(w, layer) if kernel and not isinstance(w, Observed) else None
+    if not kernel or isinstance(w, Observed):
+        return None
+    return form(w, layer, many=mode.chunked)
 
 
-def form(w: Weight, layer: int) -> Form:
-    """How products with a weight want their inputs."""
+def form(w: Weight, layer: int, many: bool = False) -> Form:
+    """How products with a weight want their inputs, those of few rows or of many."""
     one, at = place(w, layer)
-    return Form(type(one), one.input_scale if isinstance(one, Fp8) else None, at)
+    scale = one.input_scale if isinstance(one, Fp8) else None
+    # The tensor cores that multiply E4M3 take both sides from shared memory, in any order.
+    natural = many and scale is not None
+    return Form(Dense if natural else type(one), scale, at)
 
 
 def _normed(x: jax.Array, norm: jax.Array, layer: int, eps: float, mode: Mode) -> jax.Array:

@@ -100,7 +100,7 @@ def test_outputs_may_be_in_the_form_of_what_follows() -> None:
     out = delta_chunks(
         **args, layer=1, scratch=SCRATCH, eps=EPS, impl="interpret", form=form, tile_c=32
     )
-    assert out.y.dtype == jnp.float16
+    assert out.y.dtype == jnp.float8_e4m3fn
     expected = formed(run(args, "interpret").y, form)
     same(out.y, expected)
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.grouped_experts import FEW, MANY, TILES, Shared, all_experts, grouped_experts
+from pallas_kernels import grouping
+from pallas_kernels.grouped_experts import FEW, MANY, SOME, Shared, all_experts, grouped_experts
 from pallas_kernels.grouping import choose_experts, group
 from pallas_kernels.matmul import Tiles, in_order
 from pallas_kernels.routing import route, swiglu
@@ -74,6 +75,15 @@ def test_reference_is_the_sum_over_chosen_experts() -> None:
 @settings(max_examples=10)
 @given(st.lists(st.permutations(range(5)), min_size=9, max_size=9), st.booleans())
 def test_pairs_are_sorted_and_cut(order: list[list[int]], skewed: bool) -> None:
+    check_groups(order, skewed)
+
+
+def test_more_pairs_than_fit_into_registers_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouping, "MOST", 16)
+    check_groups([[3, 1], [0, 4], [1, 2], [4, 3], [2, 0], [1, 0], [3, 4], [2, 1], [1, 4]], False)
+
+
+def check_groups(order: list[list[int]], skewed: bool) -> None:
     k, rows = 2, 4
     chosen = np.array([one[:k] for one in order], np.int32)
     if skewed:
@@ -182,6 +192,6 @@ def test_bits_do_not_depend_on_the_tile(real_layer: tuple[Weight, Weight]) -> No
     """What allows other tiles for long prompts than for short ones."""
     rows = random_rows(320, 2048, 256, 8)
     expected = np.asarray(grouped_experts(*rows, *real_layer, 1, impl="kernel"))
-    for tiles in (FEW, TILES, MANY, replace(MANY, rows=128), Tiles(64, 128, 128, 4, 3)):
+    for tiles in (FEW, SOME, MANY, replace(MANY, rows=128), Tiles(64, 256, 128, 8, 3)):
         out = np.asarray(grouped_experts(*rows, *real_layer, 1, impl="kernel", tiles=tiles))
         np.testing.assert_array_equal(out, expected, str(tiles))

@@ -7,7 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.matmul import BUSY, SIZES, Tiles, choose, in_order, matmul, matmuls, source
+from pallas_kernels.matmul import (
+    BUSY,
+    E4M3_SIZES,
+    SIZES,
+    Tiles,
+    choose,
+    in_order,
+    matmul,
+    matmuls,
+    source,
+)
 from pallas_kernels.normed import Form
 from pallas_kernels.normed_rows import normed_rows
 from pallas_kernels.weights import Dense, Fp8, Nvfp4, PerLayer, Weight
@@ -88,9 +98,9 @@ def test_products_together_are_the_same_as_alone() -> None:
     x, norm = random_rows(20, 128), random_rows(2, 128, seed=5) * 0.1
     fp8 = weights[0]
     assert isinstance(fp8, Fp8)
-    forms = [Form(Fp8, fp8.input_scale, 1), Form(Dense), Form(Nvfp4)]
+    forms = [Form(Dense, fp8.input_scale, 1), Form(Dense), Form(Nvfp4)]
     rows = normed_rows(x, norm, 1, forms, eps=1e-6, impl="interpret")
-    assert [r.dtype for r in rows] == [jnp.float16, jnp.bfloat16, jnp.bfloat16]
+    assert [r.dtype for r in rows] == [jnp.float8_e4m3fn, jnp.bfloat16, jnp.bfloat16]
     plain = normed_rows(x, norm, 1, forms, eps=1e-6, impl="plain")
     for row, expected in zip(rows, plain, strict=True):
         np.testing.assert_allclose(
@@ -102,12 +112,25 @@ def test_products_together_are_the_same_as_alone() -> None:
         assert_close(y, matmul(rows[1], w, 1, impl="plain"))
 
 
-def test_short_prompts_are_cut_into_lower_tiles() -> None:
+@pytest.mark.parametrize("sizes", [SIZES, E4M3_SIZES], ids=["in registers", "e4m3"])
+def test_short_prompts_are_cut_into_lower_tiles(sizes: tuple[Tiles, ...]) -> None:
     for M in (64, 128, 1024):
         for N in (257, 2048, 12288):
-            tiles = choose(M, N)
+            tiles = choose(M, N, sizes)
             programs = -(-M // tiles.rows) * -(-N // tiles.cols)
-            assert programs >= BUSY or tiles == SIZES[-1]
+            assert programs >= BUSY or tiles == sizes[-1]
+
+
+def test_e4m3_is_added_up_in_float32_after_every_step() -> None:
+    """In pieces or not, and whatever the depth of other products."""
+    w, x = random_weight("fp8_static", 128, 512), random_rows(20, 512)
+    tiles = Tiles(rows=16, cols=128, depth=64, pieces=2)
+    out = matmul(x, w, 1, dtype=jnp.float32, impl="interpret", tiles=tiles)
+    other = replace(tiles, rows=32, depth=128, pieces=1)
+    one = matmul(x, w, 1, dtype=jnp.float32, impl="interpret", tiles=other)
+    np.testing.assert_allclose(out, one, rtol=1e-6, atol=1e-7)
+    expected = matmul(x, w, 1, dtype=jnp.float32, impl="plain")
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "N"), [("dense", 8), ("fp8_static", 128), ("nvfp4", 128)])
@@ -161,6 +184,12 @@ def test_bits_do_not_depend_on_the_tile(name: str) -> None:
     kind, N, K = REAL[name]
     w, x = random_weight(kind, N, K), random_rows(320, K)
     expected = np.asarray(matmul(x, w, 1, impl="kernel"), np.float32)
-    for tiles in [*SIZES, replace(SIZES[0], cols=256), replace(SIZES[3], depth=64, warps=8)]:
+    sizes = E4M3_SIZES if kind == "fp8_static" else SIZES
+    for tiles in [
+        *sizes,
+        SIZES[0],
+        replace(SIZES[0], cols=256),
+        replace(SIZES[3], depth=64, warps=8),
+    ]:
         out = matmul(x, w, 1, impl="kernel", tiles=tiles)
         np.testing.assert_array_equal(np.asarray(out, np.float32), expected, str(tiles))

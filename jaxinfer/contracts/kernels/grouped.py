@@ -8,7 +8,7 @@ from jaxinfer.contracts.contract import Candidate, Contract, Sizes, Spec, around
 from jaxinfer.contracts.draws import uniform
 from jaxinfer.contracts.kernels.experts import visited
 from jaxinfer.contracts.weights import weight
-from pallas_kernels.grouped_experts import TILES, grouped_experts, reference
+from pallas_kernels.grouped_experts import SOME, grouped_experts, reference
 from pallas_kernels.matmul import Tiles
 
 _REAL = {"L": 40, "E": 256, "k": 8, "I": 512, "D": 2048}
@@ -46,7 +46,7 @@ CONTRACTS = (
         candidates={
             "triton": Candidate(
                 _by_tiles,
-                around(TILES, rows=(32, 16, 64), cols=(256, 128, 64), warps=(4, 8), stages=(4, 3)),
+                around(SOME, rows=(64, 16), cols=(256, 64), warps=(8,), stages=(4, 2)),
             )
         },
         shapes={

@@ -30,6 +30,7 @@ from jaxinfer.engine.slots import Plan, init_slots
 from jaxinfer.engine.stats import Counters, EngineStats
 from jaxinfer.engine.steps import Committed, Prefilled, claim
 from jaxinfer.engine.swap import restore, save
+from jaxinfer.engine.transfer import put
 from jaxinfer.qwen.params import Params
 from jaxinfer.qwen.state import Rows
 
@@ -249,7 +250,7 @@ class Engine:
         return settings_of(params, seed, prompt_tokens, self._eos, self._tokenizer, vocabulary)
 
     def _put(self, values: Any) -> Any:
-        return jax.device_put(values, self._device)
+        return put(values, self._device)
 
     # --- one step ---------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ LABELS = {
     "giou": "boxes, 1 - GIoU",
     "dice": "masks, 1 - Dice",
     "l1": "boxes, L1",
+    "cells": "names of cells",
+    "words": "names in prompts",
 }
 """Parts of the loss, largest first."""
 
@@ -31,6 +33,9 @@ def draw(lines: Path, picture: Path) -> None:
     steps = np.array([row["step"] for row in rows])
     figure, axes = plt.subplots(figsize=(7, 4.2))
     for name, label in LABELS.items():
+        # Runs of before have fewer.
+        if name not in rows[0]:
+            continue
         losses = np.array([row[name] for row in rows])
         means = [losses[max(0, i + 1 - SMOOTHED) : i + 1].mean() for i in range(len(losses))]
         axes.plot(steps, means, label=label, lw=1.2)

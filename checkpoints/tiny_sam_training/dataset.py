@@ -20,14 +20,33 @@ could be drawn; about what never is; a thing shown by a box, without words; word
 a thing that is not meant. What a "near" or "random" prompt asks for may well be there."""
 PRESENT, NEAR, RANDOM, ABSENT, BOX, UNLIKE = range(len(KINDS))
 
-SHARES = (0.36, 0.22, 0.09, 0.12, 0.14, 0.07)
-"""How often each kind comes while training."""
-
-NAMED = (0.25, 0.25, 0.5)
-"""How often a prompt names size, texture and colour."""
-
 GENERIC = 0.12
-"""How often its noun leaves the shape open."""
+"""How often the noun of a prompt leaves the shape open."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How prompts are asked.
+
+    Attributes:
+        shares: how often each kind comes, unless one is asked for.
+        named: how often a prompt names size, texture and colour.
+        changed: weights of the attributes of which a "near" prompt changes one.
+        borrowed: whether it prefers the class of another thing in the picture.
+    """
+
+    shares: tuple[float, ...]
+    named: tuple[float, float, float]
+    changed: tuple[float, float, float, float]
+    borrowed: bool
+
+
+EVEN = Course((0.36, 0.22, 0.09, 0.12, 0.14, 0.07), (0.25, 0.25, 0.5), (1, 1, 1, 1), False)
+"""What a model is measured by."""
+
+HARD = Course((0.30, 0.36, 0.06, 0.08, 0.09, 0.11), (0.3, 0.6, 0.65), (1, 5, 5, 2), True)
+"""What it is taught by: texture and colour decide often. Where they seldom do, a model learns
+shape and size, and brightness for colour, and no texture at all."""
 
 
 @tree
@@ -35,14 +54,16 @@ class Examples:
     """B pictures with K prompts each; S is the picture's side, M the masks'.
 
     `pixels`: `[B, S, S, 3]` uint8; `owner`: `[B, M, M]` int32, the thing seen at each pixel, -1 for
-    none; `things`: `[B, THINGS, 4]`, their boxes (cx, cy, w, h); `kind`: `[B, K]` int32; `row`:
-    `[B, K]` int32, the prompt's number in `Phrases`; `box`: `[B, K, 1, 4]`, `box_label` and
-    `box_mask`: `[B, K, 1]`, as in `jaxinfer.sam.model.Prompts`; `wanted`: `[B, K, THINGS]` bool.
+    none; `things`: `[B, THINGS, 4]`, their boxes (cx, cy, w, h); `classes`: `[B, THINGS, 4]` int32,
+    their attributes; `kind`: `[B, K]` int32; `row`: `[B, K]` int32, the prompt's number in
+    `Phrases`; `box`: `[B, K, 1, 4]`, `box_label` and `box_mask`: `[B, K, 1]`, as in
+    `jaxinfer.sam.model.Prompts`; `wanted`: `[B, K, THINGS]` bool.
     """
 
     pixels: jax.Array
     owner: jax.Array
     things: jax.Array
+    classes: jax.Array
     kind: jax.Array
     row: jax.Array
     box: jax.Array
@@ -54,11 +75,12 @@ class Examples:
 @dataclass(frozen=True, eq=False)
 class Phrases:
     """All prompts: about drawn things in the order of `words.drawn_prompts`, then about things
-    that are not, then `words.VISUAL`; `ids`: `[count, context]` int32. Compared by identity, so
-    that it can be a static argument of `jit`."""
+    that are not, then `words.VISUAL`; `ids`: `[count, context]` int32; `classes`: `[count, 4]`
+    int32, what they name. Compared by identity, so that it can be a static argument of `jit`."""
 
     texts: list[str]
     ids: np.ndarray
+    classes: np.ndarray
     drawn: int
 
     @property
@@ -76,7 +98,9 @@ def phrases(tokenizer: Tokenizer, cfg: Config, *, heldout: bool = False) -> Phra
     ids = np.zeros((len(texts), cfg.text.context), np.int32)
     for row, encoded in zip(ids, tokenizer.encode_batch(texts), strict=True):
         row[: len(encoded.ids)] = encoded.ids
-    return Phrases(texts, ids, len(drawn))
+    classes = np.full((len(texts), 4), ANY, np.int32)
+    classes[: len(drawn)] = list(words.drawn_meanings())
+    return Phrases(texts, ids, classes, len(drawn))
 
 
 def sample(
@@ -88,6 +112,7 @@ def sample(
     *,
     kind: jax.Array | None = None,
     owner_side: int | None = None,
+    course: Course = EVEN,
 ) -> Examples:
     """Random examples.
 
@@ -97,8 +122,9 @@ def sample(
         book: the prompts.
         pictures: B.
         prompts: K.
-        kind: of all prompts, if not as `SHARES` has it.
+        kind: of all prompts, if not as the course has it.
         owner_side: side of `owner`, if not that of the masks.
+        course: how prompts are asked.
     """
 
     def one(key: jax.Array) -> Examples:
@@ -107,12 +133,13 @@ def sample(
         side = cfg.trunk.image_size
         things = scenes.boxes(scenes.owners(scene, side))
         there = scene.there & (things[:, 2] > 0)
-        ask = jax.vmap(lambda key: _ask(key, scene.classes, there, book, kind))
+        ask = jax.vmap(lambda key: _ask(key, scene.classes, there, book, kind, course))
         kinds, rows, shown, wanted = ask(random.split(asking, prompts))
         return Examples(
             pixels=scenes.paint(scene, side),
             owner=scenes.owners(scene, owner_side or cfg.mask_size),
             things=things,
+            classes=scene.classes,
             kind=kinds,
             row=rows,
             box=things[shown][:, None],
@@ -125,7 +152,12 @@ def sample(
 
 
 def _ask(
-    key: jax.Array, classes: jax.Array, there: jax.Array, book: Phrases, kind: jax.Array | None
+    key: jax.Array,
+    classes: jax.Array,
+    there: jax.Array,
+    book: Phrases,
+    kind: jax.Array | None,
+    course: Course,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """One prompt: its kind, its number, the thing that it is about, and what it asks for.
 
@@ -135,10 +167,11 @@ def _ask(
     """
     keys = iter(random.split(key, 10))
     counts = jnp.array([len(attribute) for attribute in words.ATTRIBUTES])
-    drawn_kind = random.choice(next(keys), len(KINDS), p=jnp.array(SHARES))
+    drawn_kind = random.choice(next(keys), len(KINDS), p=jnp.array(course.shares))
     form = drawn_kind if kind is None else kind
-    shown = random.categorical(next(keys), jnp.where(there, 0.0, -jnp.inf))
-    named = random.uniform(next(keys), (4,)) < jnp.array([*NAMED, 1 - GENERIC])
+    seen = jnp.where(there, 0.0, -jnp.inf)
+    shown = random.categorical(next(keys), seen)
+    named = random.uniform(next(keys), (4,)) < jnp.array([*course.named, 1 - GENERIC])
     # With more than its shape named, nothing would be left but what is like the box.
     only_shape = (jnp.arange(4) == SHAPE) & random.bernoulli(next(keys))
     named = jnp.where(form == UNLIKE, only_shape, named)
@@ -147,9 +180,16 @@ def _ask(
 
     # Another class for one of the words; a prompt of none gets a noun.
     named = named.at[SHAPE].set(named[SHAPE] | ((form == NEAR) & ~named.any()))
-    changed = jnp.where(named, random.uniform(next(keys), (4,)), -1).argmax()
+    # Efraimidis and Spirakis, 2006: a uniform number to the power of 1 / weight draws by weight.
+    chance = random.uniform(next(keys), (4,)) ** (1 / jnp.array(course.changed, jnp.float32))
+    changed = jnp.where(named, chance, -1).argmax()
     step = random.randint(next(keys), (4,), 1, counts)
-    other = target.at[changed].set(((target + step) % counts)[changed])
+    other = (target + step) % counts
+    row_key, absent_key, rival_key = keys
+    if course.borrowed:
+        rival = classes[random.categorical(rival_key, seen)]
+        other = jnp.where(rival == target, other, rival)
+    other = target.at[changed].set(other[changed])
     target = jnp.where(form == NEAR, other, target)
 
     fits = there & (~named | (classes == target)).all(1)
@@ -157,8 +197,8 @@ def _ask(
     nothing = jnp.zeros(THINGS, bool)
     wanted = jnp.stack([fits, fits, fits, nothing, kindred, fits & ~kindred])[form]
 
-    row = _row(next(keys), jnp.where(named, target, ANY))
-    absent = random.randint(next(keys), (), book.drawn, book.visual)
+    row = _row(row_key, jnp.where(named, target, ANY))
+    absent = random.randint(absent_key, (), book.drawn, book.visual)
     row = jnp.where(form == ABSENT, absent, jnp.where(form == BOX, book.visual, row))
     return form, row, shown, wanted
 

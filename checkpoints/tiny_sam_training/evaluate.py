@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from checkpoints.sam import load
 from checkpoints.tiny_sam_training.dataset import ABSENT, KINDS, Examples, Phrases, phrases, sample
 from checkpoints.tiny_sam_training.matching import assign
-from checkpoints.tiny_sam_training.train import PROMPTS, prompts_of
+from checkpoints.tiny_sam_training.train import prompts_of
 from jaxinfer.sam import fp8
 from jaxinfer.sam.config import Config
 from jaxinfer.sam.model import detect, embed_image
@@ -32,6 +32,9 @@ from jaxinfer.tree import tree
 
 THRESHOLD = 0.5
 """Score that a candidate must exceed, and IoU from which one counts as found."""
+
+PROMPTS = 4
+"""Prompts a picture."""
 
 COLUMNS, ROWS = 6, 4
 """Of the sheet of pictures, one row after another of one kind after another."""

@@ -6,14 +6,16 @@ classification is not all you need for semantic segmentation", 2021. Boxes are c
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from checkpoints.tiny_sam_training.matching import assign
+from checkpoints.tiny_sam_training.words import ANY, ATTRIBUTES
 from jaxinfer.tree import tree
 
 WEIGHTS = {
     "score": 1.0, "presence": 2.0, "l1": 5.0, "giou": 2.0, "mask": 2.0, "dice": 3.0,
-    "semantic": 1.0,
+    "semantic": 1.0, "cells": 1.0, "words": 0.5,
 }  # fmt: skip
 """Of the parts of the loss."""
 
@@ -55,47 +57,80 @@ def match(found: Candidates, things: jax.Array, wanted: jax.Array) -> jax.Array:
 def losses(
     found: Candidates,
     matched: jax.Array,
-    masks: jax.Array,
     semantic: jax.Array,
     things: jax.Array,
     owner: jax.Array,
     wanted: jax.Array,
 ) -> dict[str, jax.Array]:
-    """The parts of the loss, before their weights, each a mean.
+    """The parts of the loss but for masks and names, before their weights, each a mean.
 
     Args:
         found: the candidates.
         matched: `[P, L, N]` of `match`.
-        masks: logits of the matched queries, `[P, L, N, M, M]`.
-        semantic: logits of all that is wanted together, `[P, M, M]`.
+        semantic: logits of all that is wanted together, `[P, g, g]`.
         things: boxes, `[P, N, 4]`.
-        owner: `[P, M, M]`, which thing is seen at a pixel.
+        owner: `[P, g, g]`, which thing is seen at a cell's centre.
         wanted: `[P, N]` bool.
     """
-    layers, count = found.logits.shape[1], jnp.maximum(wanted.sum(), 1)
-
-    def mean(values: jax.Array) -> jax.Array:
-        """Over layers and wanted things, of `[P, L, N]`."""
-        return jnp.where(wanted[:, None], values, 0).sum() / (layers * count)
-
+    layers = found.logits.shape[1]
     hit = (jax.nn.one_hot(matched, found.logits.shape[2]) * wanted[:, None, :, None]).sum(2)
     score = optax.sigmoid_binary_cross_entropy(found.logits, hit) * (1 + (MATCHED - 1) * hit)
     there = wanted.any(1).astype(jnp.float32)[:, None]
     boxes = jnp.take_along_axis(found.boxes, matched[..., None], 2)
-    target = (owner[:, None] == jnp.arange(things.shape[1])[:, None, None]).astype(jnp.float32)
-    logits = masks.astype(jnp.float32)
-    union = (target * wanted[..., None, None]).sum(1)
+    union = (pixels_of(owner, things.shape[1]) * wanted[..., None, None]).sum(1)
     return {
         "score": score.sum() / (layers * len(wanted)),
         "presence": optax.sigmoid_binary_cross_entropy(
             found.presence, jnp.broadcast_to(there, found.presence.shape)
         ).mean(),
-        "l1": mean(jnp.abs(boxes - things[:, None]).sum(-1)),
-        "giou": mean(1 - generalised_iou(boxes, things[:, None])),
-        "mask": mean(mask_entropy(logits, target[:, None])),
-        "dice": mean(1 - dice(jax.nn.sigmoid(logits), target[:, None])),
+        "l1": _mean(jnp.abs(boxes - things[:, None]).sum(-1), wanted),
+        "giou": _mean(1 - generalised_iou(boxes, things[:, None]), wanted),
         "semantic": mask_entropy(semantic.astype(jnp.float32), union, least=0.03).mean(),
     }
+
+
+def mask_losses(masks: jax.Array, owner: jax.Array, wanted: jax.Array) -> dict[str, jax.Array]:
+    """The parts of the loss for masks.
+
+    Args:
+        masks: logits of the matched queries, `[P, L, N, M, M]`.
+        owner: `[P, M, M]`, which thing is seen at a pixel.
+        wanted: `[P, N]` bool.
+    """
+    logits, target = masks.astype(jnp.float32), pixels_of(owner, wanted.shape[1])[:, None]
+    return {
+        "mask": _mean(mask_entropy(logits, target), wanted),
+        "dice": _mean(1 - dice(jax.nn.sigmoid(logits), target), wanted),
+    }
+
+
+def naming(logits: jax.Array, classes: jax.Array) -> jax.Array:
+    """Mean cross entropy of the attributes' classes, of those that are known.
+
+    Args:
+        logits: `[..., C]`, the classes of one attribute after those of another.
+        classes: `[..., 4]` int32, `words.ANY` where not known.
+    """
+    logits, total, count = logits.astype(jnp.float32), jnp.float32(0), jnp.float32(1e-6)
+    ends = np.cumsum([len(attribute) for attribute in ATTRIBUTES])
+    for i, part in enumerate(jnp.split(logits, ends[:-1], -1)):
+        known = classes[..., i] != ANY
+        entropy = optax.softmax_cross_entropy_with_integer_labels(
+            part, jnp.maximum(classes[..., i], 0)
+        )
+        total, count = total + (entropy * known).sum(), count + known.sum()
+    return total / count
+
+
+def pixels_of(owner: jax.Array, things: int) -> jax.Array:
+    """Where each thing is seen, `[P, M, M]` to float32 `[P, N, M, M]`."""
+    return (owner[:, None] == jnp.arange(things)[:, None, None]).astype(jnp.float32)
+
+
+def _mean(values: jax.Array, wanted: jax.Array) -> jax.Array:
+    """Over layers and wanted things `[P, N]`, of `[P, L, N]`."""
+    total = jnp.where(wanted[:, None], values, 0).sum()
+    return total / (values.shape[1] * jnp.maximum(wanted.sum(), 1))
 
 
 def total(parts: dict[str, jax.Array]) -> jax.Array:

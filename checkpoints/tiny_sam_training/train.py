@@ -25,11 +25,20 @@ import optax
 from checkpoints.sam import load, write
 from checkpoints.tiny_sam_training import tokenizer
 from checkpoints.tiny_sam_training.architecture import CONFIG
-from checkpoints.tiny_sam_training.dataset import Examples, Phrases, phrases, sample
-from checkpoints.tiny_sam_training.losses import Candidates, losses, match, total
+from checkpoints.tiny_sam_training.dataset import HARD, Examples, Phrases, phrases, sample
+from checkpoints.tiny_sam_training.losses import (
+    Candidates,
+    losses,
+    mask_losses,
+    match,
+    naming,
+    total,
+)
+from checkpoints.tiny_sam_training.words import ANY, ATTRIBUTES
 from jaxinfer.sam import decoder, encoder, masks
 from jaxinfer.sam.compiling import jit
 from jaxinfer.sam.config import Config
+from jaxinfer.sam.layers import differentiable, linear
 from jaxinfer.sam.leaves import init
 from jaxinfer.sam.model import Prompts, embed_image, embed_text, prompt_tokens
 from jaxinfer.sam.params import Linear, Params
@@ -41,8 +50,12 @@ WARMUP = 300
 AVERAGING = 0.999
 """Decay of the moving average of the weights, which is what is kept."""
 
-PROMPTS = 4
+PROMPTS = 8
 """Prompts a picture."""
+
+DRAWN = 2
+"""For how many of them masks are drawn and judged: that costs more than all else of a prompt, and
+masks are learnt long before words are."""
 
 LOG_EVERY = 25
 FIRST_SEED = 1_000_000
@@ -54,14 +67,19 @@ IN_FLIGHT = 3
 
 @tree
 class Taught:
-    """What is learnt: the model, and a query `[D]` that draws all that is wanted as one mask.
+    """What is learnt: the model, and two layers that are left behind.
 
-    The latter teaches words and pixels to meet long before queries know where to look. It stands
-    for the head with which the full-size model learnt the same, and is left behind as that is.
+    `semantic` marks the cells of the memory that are wanted, `[1, D]`. It teaches words and pixels
+    to meet long before queries know where to look, and stands for the head with which the
+    full-size model learnt the same.
+
+    `names` tells the classes of all attributes, `[C, D]`, from the picture's features at a cell and
+    from the prompt's at its words alike. Presence and masks alone teach some of them very late.
     """
 
     model: Params
-    semantic: Any
+    semantic: Linear
+    names: Linear
 
 
 @tree
@@ -88,9 +106,12 @@ def prompts_of(params: Params, cfg: Config, examples: Examples, ids: jax.Array) 
 
 
 def objective(
-    taught: Taught, cfg: Config, examples: Examples, ids: jax.Array
+    taught: Taught, cfg: Config, examples: Examples, ids: jax.Array, classes: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The loss and its parts; the arithmetic is in the parameters' type."""
+    """The loss and its parts; the arithmetic is in the parameters' type.
+
+    `ids` and `classes` are those of `Phrases`.
+    """
     params = taught.model
     features = embed_image(params, cfg, examples.pixels)
     prompts = prompts_of(params, cfg, examples, ids)
@@ -101,25 +122,61 @@ def objective(
     memory = encoder.encode(params.encoder, cfg, picture, positions, image, prompt, mask)
     found = candidates(params, cfg, memory, positions, prompt, mask)
 
-    things, owner = examples.things[image], examples.owner[image]
+    things = examples.things[image]
     wanted = examples.wanted.reshape(len(image), -1)
+    cells = at_cells(examples.owner, cfg.trunk.grid)
+    semantic = linear(memory, taught.semantic).reshape(len(image), *cells.shape[1:])
     matched = match(found, things, wanted)
+    parts = losses(found, matched, semantic, things, cells[image], wanted)
+
     chosen = jnp.take_along_axis(found.hidden, matched[..., None], 2)
-    chosen = chosen.reshape(len(image), -1, cfg.width)
-    semantic = jnp.broadcast_to(taught.semantic, chosen[:, :1].shape).astype(chosen.dtype)
-    drawn = masks.draw(
-        params.masks,
-        cfg,
-        features.x4[image],
-        features.x2[image],
-        memory,
-        prompt,
-        mask,
-        jnp.concatenate([semantic, chosen], 1),
-    )
-    each = drawn[:, 1:].reshape(*matched.shape, *drawn.shape[2:])
-    parts = losses(found, matched, each, drawn[:, 0], things, owner, wanted)
+    given = first_of_each((image, memory, prompt, mask, chosen, wanted), len(examples.row))
+    image, memory, prompt, mask, chosen, wanted = given
+    maps = features.x4[image], features.x2[image]
+    queries = chosen.reshape(len(image), -1, cfg.width)
+    drawn = masks.draw(params.masks, cfg, *maps, memory, prompt, mask, queries)
+    drawn = drawn.reshape(*chosen.shape[:3], *drawn.shape[2:])
+    parts |= mask_losses(drawn, examples.owner[image], wanted)
+
+    parts |= naming_losses(taught.names, picture, cells, examples, prompts, classes)
     return total(parts), parts
+
+
+def naming_losses(
+    names: Linear,
+    picture: jax.Array,
+    cells: jax.Array,
+    examples: Examples,
+    prompts: Prompts,
+    classes: jax.Array,
+) -> dict[str, jax.Array]:
+    """How well `names` reads the picture `[B, g², D]` and the prompts' words.
+
+    `cells`: `[B, g, g]` of `at_cells`; `classes`: of `Phrases`.
+    """
+    owner = cells.reshape(len(cells), -1, 1)
+    there = jnp.take_along_axis(examples.classes, jnp.maximum(owner, 0), 1)
+    share = prompts.text_mask / prompts.text_mask.sum(1, keepdims=True)
+    said = jnp.einsum("pt,ptd->pd", share.astype(prompts.text.dtype), prompts.text)
+    return {
+        "cells": naming(linear(picture, names), jnp.where(owner < 0, ANY, there)),
+        "words": naming(linear(said, names), classes[examples.row.reshape(-1)]),
+    }
+
+
+def at_cells(owner: jax.Array, grid: int) -> jax.Array:
+    """The owners `[B, M, M]` of the pixels at the centres of a grid's cells, `[B, g, g]`."""
+    stride = owner.shape[1] // grid
+    return owner[:, stride // 2 :: stride, stride // 2 :: stride]
+
+
+def first_of_each(arrays: Any, pictures: int) -> Any:
+    """Of arrays of P prompts, picture by picture, each picture's first `DRAWN`."""
+
+    def first(a: jax.Array) -> jax.Array:
+        return a.reshape(pictures, -1, *a.shape[1:])[:, :DRAWN].reshape(-1, *a.shape[1:])
+
+    return jax.tree.map(first, arrays)
 
 
 def candidates(
@@ -162,7 +219,10 @@ def start(cfg: Config, key: jax.Array) -> Taught:
     )
     masks = replace(params.masks, embed=_faint(params.masks.embed, 0.05))
     params = replace(params, decoder=decoder, masks=masks)
-    return Taught(params, jax.random.normal(key, (cfg.width,)))
+    classes = sum(len(attribute) for attribute in ATTRIBUTES)
+    # Few cells are wanted.
+    semantic = Linear(jnp.zeros((1, cfg.width)), jnp.full(1, -4.0))
+    return Taught(params, semantic, Linear(jnp.zeros((classes, cfg.width)), jnp.zeros(classes)))
 
 
 def _faint(layers: tuple[Linear, ...], scale: float) -> tuple[Linear, ...]:
@@ -205,12 +265,13 @@ def train_step(
     pictures: int,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One step on fresh examples; returns the state and the parts of the loss."""
-    examples = sample(jax.random.fold_in(key, step), cfg, book, pictures, PROMPTS)
+    examples = sample(jax.random.fold_in(key, step), cfg, book, pictures, PROMPTS, course=HARD)
     compute = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
 
     def loss(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         cast = jax.tree.map(lambda a: a.astype(compute), params)
-        return objective(cast, cfg, examples, jnp.asarray(book.ids))
+        with differentiable():
+            return objective(cast, cfg, examples, jnp.asarray(book.ids), jnp.asarray(book.classes))
 
     gradients, parts = jax.grad(loss, has_aux=True)(state.params)
     direction, kept = adamw().update(gradients, state.optimiser, state.params)

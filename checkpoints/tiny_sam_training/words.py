@@ -97,6 +97,14 @@ def drawn_prompts() -> Iterator[str]:
         yield " ".join(filter(None, words))
 
 
+def drawn_meanings() -> Iterator[tuple[int, ...]]:
+    """The classes that each of `drawn_prompts` names, in the order of `ATTRIBUTES`."""
+    slots = [[meaning for _, meaning in choices(a)] for a in (SIZE, TEXTURE, COLOUR, SHAPE)]
+    slots[-1] *= 2
+    for _ in OPENINGS:
+        yield from product(*slots)
+
+
 def absent_prompts(nouns: tuple[str, ...], count: int, seed: int) -> list[str]:
     """Prompts about things that are never drawn, some of them with words for things that are."""
     random = Random(seed)

@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from checkpoints.tiny_sam_training.evaluate import overlap, summary
-from checkpoints.tiny_sam_training.losses import Candidates, generalised_iou, losses, match
+from checkpoints.tiny_sam_training.losses import (
+    Candidates,
+    generalised_iou,
+    losses,
+    mask_losses,
+    match,
+    naming,
+)
 from checkpoints.tiny_sam_training.matching import assign
+from checkpoints.tiny_sam_training.words import ANY, ATTRIBUTES
+from jaxinfer.sam import trunk
+from jaxinfer.sam.layers import differentiable
 
 THINGS, QUERIES, SIDE = 4, 7, 24
 assign_jit = jax.jit(assign)
@@ -79,7 +89,8 @@ def judge(
     masks = jnp.where(inside, 12.0, -12.0)[:, None] * sign
     union = (inside & wanted[..., None, None]).any(1)
     semantic = jnp.where(union, 12.0, -12.0) * sign
-    return losses(found, matched, masks, semantic, things, owner, wanted)
+    parts = losses(found, matched, semantic, things, owner, wanted)
+    return parts | mask_losses(masks, owner, wanted)
 
 
 def test_a_right_answer_costs_nothing(truth: tuple[jax.Array, jax.Array, jax.Array]) -> None:
@@ -103,6 +114,36 @@ def test_each_error_costs_its_part(truth: tuple[jax.Array, jax.Array, jax.Array]
     }
     for name, parts in wrong.items():
         assert parts[name] > right[name] + 0.1, name
+
+
+def test_naming_counts_what_is_known() -> None:
+    sizes = [len(attribute) for attribute in ATTRIBUTES]
+    right = np.concatenate([12.0 * np.eye(size)[1] for size in sizes])
+    logits = jnp.stack([jnp.array(right), jnp.zeros(len(right))])
+    assert naming(logits, jnp.array([[1, 1, 1, 1], [ANY] * 4])) < 1e-3
+    # Of the second only the colour is known, of which nothing is told.
+    expected = np.log(sizes[2]) / 5
+    classes = jnp.array([[1, 1, 1, 1], [ANY, ANY, 3, ANY]])
+    np.testing.assert_allclose(naming(logits, classes), expected, atol=1e-3)
+    assert naming(logits, jnp.full((2, 4), ANY)) == 0
+
+
+def test_attention_of_pictures_is_taught_in_bfloat16() -> None:
+    qkv = jax.random.normal(jax.random.key(0), (16, 3 * 8))
+    angles = jax.random.normal(jax.random.key(1), (16, 2))
+    rotary = trunk.Rotary(jnp.cos(angles), jnp.sin(angles))
+
+    def gradient(dtype: jnp.dtype) -> jax.Array:
+        def loss(x: jax.Array) -> jax.Array:
+            with differentiable():
+                return jnp.square(trunk.attend(x.astype(dtype), rotary).astype(jnp.float32)).sum()
+
+        return jax.grad(loss)(qkv)
+
+    wanted, found = (gradient(jnp.dtype(dtype)) for dtype in (jnp.float32, jnp.bfloat16))
+    for part in range(3):  # queries, keys, values
+        a, b = (x[:, 8 * part : 8 * part + 8] for x in (wanted, found))
+        assert jnp.linalg.norm(a - b) < 0.05 * jnp.linalg.norm(a)
 
 
 def test_figures() -> None:

@@ -39,6 +39,7 @@ from pallas_kernels.expert_tiles import (
     gate_and_up,
     tiling,
 )
+from pallas_kernels.experts_mosaic import experts_mosaic, fits
 from pallas_kernels.matmul import place, placed_at, scales, words
 from pallas_kernels.products import (
     Columns,
@@ -153,8 +154,8 @@ def experts(
         layer: which of the stacks' layers.
         k: experts a row, a power of two.
         impl: how to compute.
-        tiles: see `Tiles`; None for those, or for the kernels of `pallas_kernels.expert_rows` where
-            they are faster.
+        tiles: see `Tiles`; None for those, or for the kernels of `pallas_kernels.expert_rows` and
+            `pallas_kernels.experts_mosaic` where they are faster.
 
     Returns:
         `[R, D]`.
@@ -182,6 +183,8 @@ def _launch(
 ) -> jax.Array:
     if tiles is None and x.shape[0] <= ALONE:
         return expert_rows(x, h, h_shared, logits, gate, stacks, index, k=k, impl=impl)
+    if tiles is None and impl == "kernel" and fits(stacks):
+        return experts_mosaic(x, h, h_shared, logits, gate, stacks, index, k=k, impl=impl)
     tiles, choice = tiles or Tiles(), list_pairs(logits, k, impl)
     args = choice, stacks, index, k, impl, tiles
     inner = _inner(h, h_shared, *args)

@@ -6,7 +6,7 @@ from typing import Any
 from jaxinfer.contracts.contract import Candidate, Contract, Sizes, Spec, around
 from jaxinfer.contracts.kernels.projection import ROWS
 from jaxinfer.contracts.weights import weight
-from pallas_kernels import expert_rows
+from pallas_kernels import expert_rows, experts_mosaic
 from pallas_kernels.backend import as_data
 from pallas_kernels.experts import Layer, Tiles, experts
 from pallas_kernels.matmul import place
@@ -20,8 +20,7 @@ _TINY = {"R": 3, "L": 2, "E": 16, "k": TOP, "I": 32, "S": 64, "D": 512}
 def _run(*arguments: Any, layer: int, impl: Any = "plain", **knobs: int) -> Any:
     function: Callable[..., Any] = experts
     rows, weights = arguments[:-4], Layer(*arguments[-4:])
-    tiles = Tiles(**knobs) if knobs else None
-    return function(*rows, weights, layer, TOP, impl=impl, tiles=tiles)
+    return function(*rows, weights, layer, TOP, impl=impl, tiles=Tiles(**knobs))
 
 
 def _row_by_row(*arguments: Any, layer: int, impl: Any, **knobs: int) -> Any:
@@ -29,6 +28,17 @@ def _row_by_row(*arguments: Any, layer: int, impl: Any, **knobs: int) -> Any:
     stacks, at = zip(*(place(w, layer) for w in weights), strict=True)
     function: Callable[..., Any] = expert_rows.expert_rows
     tiles = expert_rows.Tiles(**knobs)
+    return function(*rows, Layer(*stacks), as_data(*at), k=TOP, impl=impl, tiles=tiles)
+
+
+def _streamed(*arguments: Any, layer: int, impl: Any, **knobs: int) -> Any:
+    rows, weights = arguments[:-4], Layer(*arguments[-4:])
+    stacks, at = zip(*(place(w, layer) for w in weights), strict=True)
+    if not experts_mosaic.fits(stacks):
+        # The shapes of the edges are too small for it.
+        return _run(*arguments, layer=layer, impl=impl)
+    function: Callable[..., Any] = experts_mosaic.experts_mosaic
+    tiles = experts_mosaic.Tiles(**knobs)
     return function(*rows, Layer(*stacks), as_data(*at), k=TOP, impl=impl, tiles=tiles)
 
 
@@ -69,6 +79,10 @@ CONTRACTS = (
             "triton": Candidate(_run, _KNOBS),
             "row by row": Candidate(
                 _row_by_row, around(expert_rows.Tiles(), up=(32,), shared_up=(8,), warps=(8,))
+            ),
+            "mosaic": Candidate(
+                _streamed,
+                around(experts_mosaic.Tiles(), depth=(256,), stages=(3,), blocks=(396, 528)),
             ),
         },
         shapes={where: {**rows, **_REAL} for where, rows in ROWS.items()},

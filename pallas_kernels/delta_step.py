@@ -4,19 +4,21 @@ Per value head, with the state `S [dk, dv]` in float32, for one row after anothe
 
     q, k, v = silu(causal convolution of x), q and k of unit length, q times dk^-½
     α = exp(g), g = −exp(A_log) softplus(a + dt_bias), β = sigmoid(b)
-    δ = β (v − α Sᵀk);   o = α Sᵀq + (k·q) δ;   S ← α S + k ⊗ δ
+    δ = β (v − α Sᵀk);   S ← α S + k ⊗ δ;   o = Sᵀq
     y = o / rms(o) · o_norm · silu(z)
 
-(Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024; `o` is written so that
-both reads of the state go side by side.) The state lags behind: it is first advanced over the
-accepted ones of the last step's rows (`pending`), kept there, and only then run over the new rows.
+(Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024.) The state lags
+behind: it is first advanced over the accepted ones of the last step's rows (`pending`), kept there,
+and only then run over the new rows.
 
 One program is some columns of the state of one value head of one sequence: it reads them once,
-writes them once, and holds them in registers between. A second kernel norms. Value head `h` uses
+writes them once, and holds them in registers between. Lengths of q and k are sums over keys like
+any other, and divide what is read and written. A second kernel norms. Value head `h` uses
 query/key head `h // (Hv / Hk)`; the `C` channels of the convolution are all q, all k, all v.
 """
 
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import jax
@@ -103,7 +105,7 @@ def delta_step(
         eps: of the output norm.
         impl: how to run it.
         form: in which the output projection wants `y`; None for as it is.
-        warps: warps a program.
+        warps: warps a program; with more threads than `dk`, all of them load and convolve alike.
         tile_v: columns of the state a program.
     """
     weights = (conv_weight, A_log, dt_bias, o_norm)
@@ -111,10 +113,10 @@ def delta_step(
     if impl == "plain":
         step = _reference(x, a, b, z, *weights, layer, *held, eps=eps)
         return step if form is None else step._replace(y=formed(step.y, form))
-    args = (as_data(layer), x, a, b, conv_weight, A_log, dt_bias, *held)
-    o, recurrent, window, g, beta = _advance(*args, impl=impl, warps=warps, tile_v=tile_v)
+    args = (as_data(layer, 0), x, a, b, conv_weight, A_log, dt_bias, *held)
+    o, recurrent, left, g, beta = _advance(*args, impl=impl, warps=warps, tile_v=tile_v)
     y = gated_norm(o, z, o_norm, layer, eps=eps, impl=impl, tile=1, form=form)
-    return Step(y, recurrent, window[:, :-1], g, beta)
+    return Step(y, recurrent, left, g, beta)
 
 
 @partial(jax.jit, static_argnames=("impl", "warps", "tile_v"))
@@ -127,13 +129,12 @@ def _advance(*args: jax.Array, impl: Impl, warps: int, tile_v: int) -> tuple[jax
     outs = (
         shape((seqs, T, dims.Hv * dims.dv), jnp.float32),
         shape(recurrent.shape, recurrent.dtype),
-        # With the first new row, to be stored as it was loaded.
-        shape((seqs, conv.shape[2] + 1, conv.shape[3]), conv.dtype),
+        shape((seqs, *conv.shape[2:]), conv.dtype),
         shape((seqs, T, dims.Hv), jnp.float32),
         shape((seqs, T, dims.Hv), jnp.float32),
     )
     return triton_call(
-        partial(_body, dims, tile_v),
+        partial(_body, dims, tile_v, warps),
         *args,
         grid=(dims.Hv, dims.dv // tile_v, seqs),
         out_shape=outs,
@@ -169,92 +170,131 @@ class Dims(NamedTuple):
         )
 
 
-def _body(dims: Dims, tile_v: int, *refs: Any) -> None:
+def _body(dims: Dims, tile_v: int, warps: int, *refs: Any) -> None:
     (index, x, a, b, conv_weight, A_log, dt_bias), refs = refs[:7], refs[7:]
     (conv, recurrent, pending_x, pending_g, pending_beta, pending, slots), refs = refs[:7], refs[7:]
     y_out, recurrent_out, window_out, g_out, beta_out = refs
     head, tile, seq = (pl.program_id(axis) for axis in range(3))
+    # Known to be small, its bits do not mix with a row's: rows of the state share one address.
+    tile = jnp.minimum(tile, dims.dv // tile_v - 1)
     T, P, before = x.shape[1], pending_x.shape[2], conv.shape[2]
-    columns = pl.ds(tile * tile_v, tile_v)
-    place = pl.ds(head * dims.dv + tile * tile_v, tile_v)
-    channels = dims.channels(head, tile * tile_v, tile_v)
-    steps = jnp.arange(before + 1)
-    layer = index[0]
+    at = [traced(i) for i in range(before + 1)]
+    rows, columns = _places(dims, tile_v, warps)
+    columns += tile * tile_v
+    value = head * dims.dv + columns
+    key = head // (dims.Hv // dims.Hk) * dims.dk + rows
+    parts = key, dims.Hk * dims.dk + key, 2 * dims.Hk * dims.dk + value
+    place = head, rows[:, None, :, None], columns[None, :, None, :]
 
-    # All that does not depend on anything loaded is asked for first.
-    taps = [_taps(conv_weight, layer, part, steps) for part in channels]
-    slot = plt.load(slots.at[seq])
+    def where() -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Layer, slot, sequence (plus a zero). Asked for anew in the loop: addresses that could be
+        made before it would be kept in registers, and a third program would not fit beside two."""
+        again = seq + plt.load(index.at[at[1]])
+        return plt.load(index.at[at[0]]), plt.load(slots.at[seq]), again
+
+    def parts_of(ref: Any, *lead: Any) -> tuple[jax.Array, ...]:
+        return tuple(plt.load(ref.at[*lead, part]) for part in parts)
+
+    def fetch(place: tuple, number: jax.Array, accepted: jax.Array) -> tuple[tuple, tuple]:
+        """The pending and the new row that this number may mean; waits for nothing."""
+        layer, slot, seq = place
+        old, new = jnp.clip(number, 0, P - 1), jnp.clip(number - accepted, 0, T - 1)
+        gate = tuple(plt.load(ref.at[layer, slot, old, head]) for ref in (pending_g, pending_beta))
+        raw = tuple(plt.load(ref.at[seq, new, head]) for ref in (a, b))
+        return (*parts_of(pending_x, layer, slot, old), *gate), (*parts_of(x, seq, new), *raw)
+
+    def choose(is_new: jax.Array, old: tuple, new: tuple) -> tuple[tuple, tuple, tuple]:
+        """q, k and v before their convolution, gates if pending, what they are made of if new."""
+        inputs = zip(new[:3], old[:3], strict=True)
+        return tuple(jnp.where(is_new, *pair) for pair in inputs), old[3:], new[3:]
+
+    def leave(seq: jax.Array, number: jax.Array, inputs: tuple) -> None:
+        """Store what the convolution of the new rows looks back to."""
+        to = number - accepted + before
+
+        @pl.when((to >= 0) & (to < before))
+        def _() -> None:
+            for part, values in zip(parts, inputs, strict=True):
+                plt.store(window_out.at[seq, to, part], values)
+
+    layer, slot, _ = where()
+    taps = [
+        tuple(plt.load(conv_weight.at[layer, part, at[tap]]) for part in parts)
+        for tap in range(before + 1)
+    ]
     log_a, bias = plt.load(A_log.at[layer, head]), plt.load(dt_bias.at[layer, head])
-    state = plt.load(recurrent.at[layer, slot, head, :, columns])
     accepted = jnp.clip(plt.load(pending.at[slot]), 0, P)
-
-    def inputs(index: jax.Array, part: pl.Slice) -> jax.Array:
-        """`[n, channels]` inputs of rows `index [n]`, counted from the first pending one."""
-        is_new, is_kept = index >= accepted, index < 0
-        columns = part.start + jnp.arange(part.size)
-
-        def rows(ref: Any, *lead: Any, at: jax.Array, last: int, mask: jax.Array) -> jax.Array:
-            at = jnp.clip(at, 0, last)[:, None]
-            return plt.load(ref.at[*lead, at, columns[None]], mask=mask[:, None], other=0.0)
-
-        kept = rows(conv, layer, slot, at=index + before, last=before - 1, mask=is_kept)
-        old = ~is_kept & ~is_new
-        pending = rows(pending_x, layer, slot, at=index, last=P - 1, mask=old)
-        new = rows(x, seq, at=index - accepted, last=T - 1, mask=is_new & (index < accepted + T))
-        return jnp.where(is_kept[:, None], kept, jnp.where(old[:, None], pending, new))
-
-    def fetch(number: jax.Array) -> tuple[jax.Array, ...]:
-        """Windows of q, k and v, log decay and write strength of a row."""
-        kept, new = jnp.minimum(number, P - 1), jnp.clip(number - accepted, 0, T - 1)
-        raw = plt.load(a.at[seq, new, head]), plt.load(b.at[seq, new, head])
-        g, beta = gates(*raw, log_a, bias)
-        old = number < accepted
-        return (
-            *(inputs(number - before + steps, part) for part in channels),
-            jnp.where(old, plt.load(pending_g.at[layer, slot, kept, head]), g),
-            jnp.where(old, plt.load(pending_beta.at[layer, slot, kept, head]), beta),
-        )
+    state = plt.load(recurrent.at[layer, slot, *place])
+    window = tuple(parts_of(conv, layer, slot, at[i]) for i in range(before))
+    first = fetch((layer, slot, seq), at[0], at[0])
 
     def advance(number: jax.Array, carry: tuple) -> tuple:
-        state, *windows, g, beta = carry
-        following = fetch(number + 1)
-        q, k, v = (_convolved(*pair) for pair in zip(windows, taps, strict=True))
-        q = unit(q) * dims.dk**-0.5
-        k = unit(k)
-        decay = jnp.exp(g)
-        written = beta * (v - decay * jnp.sum(state * k[:, None], axis=0))
-        o = decay * jnp.sum(state * q[:, None], axis=0) + jnp.sum(k * q) * written
+        state, window, (row, gate, (raw_a, raw_b)) = carry
+        layer, slot, seq = where()
+        following = fetch((layer, slot, seq), number + 1, accepted)
 
-        @pl.when(number >= accepted)
+        leave(seq, number, row)
+        window = (*window, row)
+        is_new = number >= accepted
+        fresh = gates(raw_a, raw_b, log_a, bias)
+        g, beta = (jnp.where(is_new, *pair) for pair in zip(fresh, gate, strict=True))
+
+        def convolved(part: int) -> jax.Array:
+            pairs = ((w[part], tap[part]) for w, tap in zip(window, taps, strict=True))
+            terms = (w.astype(jnp.float32) * tap.astype(jnp.float32) for w, tap in pairs)
+            return _activated(reduce(add, terms), x.dtype)
+
+        def key_like(part: int) -> tuple[jax.Array, jax.Array]:
+            """Laid out as the state is, and what makes its length one."""
+            values = jnp.broadcast_to(convolved(part)[:, None, :, None], state.shape)
+            return values, lax.rsqrt(_over_keys(values * values) + L2_EPS)
+
+        k, unit_k = key_like(1)
+        state = jnp.exp(g) * state
+        written = beta * (convolved(2) - _over_keys(state * k) * unit_k)
+        state += k * (unit_k * written)[None, :, None, :]
+
+        @pl.when(is_new)
         def _() -> None:
             new = number - accepted
-            plt.store(y_out.at[seq, new, place], o)
+            q, unit_q = key_like(0)
+            o = _over_keys(state * q) * (unit_q * dims.dk**-0.5)
+            plt.store(y_out.at[seq, new, value], o)
             plt.store(g_out.at[seq, new, head], g)
             plt.store(beta_out.at[seq, new, head], beta)
 
-        return decay * state + k[:, None] * written[None, :], *following
+        # Where nothing was accepted it is in place already.
+        @pl.when(number == accepted - 1)
+        def _() -> None:
+            plt.store(recurrent_out.at[layer, slot, *place], state)
+
+        return state, window[1:], choose(number + 1 >= accepted, *following)
+
+    for i, inputs in enumerate(window):
+        leave(seq, at[i] - before, inputs)
 
     # One loop for both, with bounds known only when it runs: a row replayed must leave the state
     # that it left when it was run, whatever the number of rows the program was compiled for.
-    def phase(number: jax.Array, carry: tuple) -> tuple:
-        begin = number * accepted
-        carry = lax.fori_loop(begin, accepted + number * T, advance, carry)
-
-        @pl.when(number == 0)
-        def _() -> None:
-            state, *windows, _, _ = carry
-            plt.store(recurrent_out.at[layer, slot, head, :, columns], state)
-            for part, window in zip(channels, windows, strict=True):
-                plt.store(window_out.at[seq, :, part], window)
-
-        return carry
-
-    lax.fori_loop(0, 2, phase, (state, *fetch(jnp.int32(0))))
+    lax.fori_loop(0, accepted + T, advance, (state, window, choose(accepted == 0, *first)))
 
 
-def _taps(conv_weight: Any, layer: jax.Array, part: pl.Slice, steps: jax.Array) -> jax.Array:
-    columns = part.start + jnp.arange(part.size)
-    return plt.load(conv_weight.at[layer, columns[None], steps[:, None]]).astype(jnp.float32)
+def _places(dims: Dims, tile_v: int, warps: int) -> tuple[jax.Array, jax.Array]:
+    """Rows `[dk / lanes, lanes]` and columns `[tile_v / width, width]` of a program's state.
+
+    Triton gives out threads from the last axis on: with the state as `[dk / lanes, tile_v / width,
+    lanes, width]` a warp holds whole columns, four neighbours a thread, and sums over its keys
+    without the other warps.
+    """
+    width = min(max(tile_v // warps, 4), tile_v)
+    lanes = min(max(32 * 4 // width, 1), dims.dk)
+    rows = jnp.arange(dims.dk // lanes)[:, None] * lanes + jnp.arange(lanes)[None]
+    columns = jnp.arange(tile_v // width)[:, None] * width + jnp.arange(width)[None]
+    return rows, columns
+
+
+def _over_keys(terms: jax.Array) -> jax.Array:
+    """Sum over the keys of what is laid out as the state is; see `_places`."""
+    return jnp.sum(jnp.sum(terms, axis=0), axis=1)
 
 
 def traced(number: int) -> jax.Array:
@@ -273,8 +313,11 @@ def gates(
 
 def _convolved(window: jax.Array, taps: jax.Array) -> jax.Array:
     """Window and taps `[W, C]` -> `[C]` float32, rounded to the window's type as the model does."""
-    y = jnp.sum(window.astype(jnp.float32) * taps, axis=0)
-    return jax.nn.silu(y).astype(window.dtype).astype(jnp.float32)
+    return _activated(jnp.sum(window.astype(jnp.float32) * taps, axis=0), window.dtype)
+
+
+def _activated(y: jax.Array, dtype: Any) -> jax.Array:
+    return jax.nn.silu(y).astype(dtype).astype(jnp.float32)
 
 
 def unit(x: jax.Array) -> jax.Array:

@@ -26,6 +26,7 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.backend import Impl, triton_call
 from pallas_kernels.paged_attention import LOG2_E
+from pallas_kernels.weights import FP8_MAX
 
 SMALLEST = 16
 """Rows and columns of a product of matrices at least."""
@@ -128,13 +129,25 @@ def turn(qkv: jax.Array, part: int, cos: jax.Array, sin: jax.Array) -> jax.Array
     if qkv.dtype != jnp.bfloat16:
         x = qkv[..., part, :, :]
         pairs = x.reshape(*x.shape[:-1], -1, 2)
-        both = jnp.stack(_turned(pairs[..., 0], pairs[..., 1], cos, sin), -1)
+        both = jnp.stack(turned(pairs[..., 0], pairs[..., 1], cos, sin), -1)
         return both.reshape(x.shape).astype(x.dtype)
     # As words: XLA puts even and odd channels together by a slow kernel of its own.
-    turned = _turned(*_halves(words(qkv)[..., part, :, :]), cos, sin)
-    even, odd = (lax.bitcast_convert_type(a.astype(qkv.dtype), jnp.uint16) for a in turned)
+    even, odd = turned(*halves(words(qkv)[..., part, :, :]), cos, sin)
+    even, odd = (lax.bitcast_convert_type(a.astype(qkv.dtype), jnp.uint16) for a in (even, odd))
     pairs = odd.astype(jnp.uint32) << 16 | even.astype(jnp.uint32)
     return lax.bitcast_convert_type(pairs, qkv.dtype).reshape(*pairs.shape[:-1], -1)
+
+
+def turn_apart(qkv: jax.Array, part: int, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """As `turn`, of bfloat16, with even channels before odd ones."""
+    both = turned(*halves(words(qkv)[..., part, :, :]), cos[:, None], sin[:, None])
+    return jnp.concatenate(both, -1).astype(qkv.dtype)
+
+
+def rounded(x: jax.Array, step: jax.Array) -> jax.Array:
+    """To E4M3 in units of `step`, a power of two, and no further than its range."""
+    scaled = x * (1 / step.astype(x.dtype))
+    return jnp.clip(scaled, -FP8_MAX, FP8_MAX).astype(jnp.float8_e4m3fn)
 
 
 def words(x: jax.Array) -> jax.Array:
@@ -142,15 +155,16 @@ def words(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 2), jnp.uint32)
 
 
-def _halves(word: jax.Array) -> tuple[jax.Array, jax.Array]:
+def halves(word: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The even channel and the odd one of words, float32."""
     even, odd = word << 16, word & np.uint32(0xFFFF0000)
     return lax.bitcast_convert_type(even, jnp.float32), lax.bitcast_convert_type(odd, jnp.float32)
 
 
-def _turned(
+def turned(
     even: jax.Array, odd: jax.Array, cos: jax.Array, sin: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
+    """Even channels and odd ones, turned."""
     return even * cos - odd * sin, even * sin + odd * cos
 
 
@@ -165,22 +179,22 @@ def _attend(
     n, half = cos.shape
     first = pl.program_id(2) * n
 
-    def turned(part: int, token: jax.Array, scale: float = 1.0) -> jax.Array:
+    def load_turned(part: int, token: jax.Array, scale: float = 1.0) -> jax.Array:
         pair = plt.load(pairs.at[(first + token)[:, None], part, head, jnp.arange(half)[None, :]])
         at = token[:, None], jnp.arange(half)[None, :]
-        both = _turned(*_halves(pair), plt.load(cos.at[at]) * scale, plt.load(sin.at[at]) * scale)
+        both = turned(*halves(pair), plt.load(cos.at[at]) * scale, plt.load(sin.at[at]) * scale)
         return jnp.stack(both, axis=-1).reshape(len(token), 2 * half).astype(rows.dtype)
 
     # What lies behind the last token of a group is computed as if it were that one.
     token = pl.program_id(0) * tiles.queries + jnp.arange(tiles.queries)
-    query = turned(0, jnp.minimum(token, n - 1), (2 * half) ** -0.5 * LOG2_E)
+    query = load_turned(0, jnp.minimum(token, n - 1), (2 * half) ** -0.5 * LOG2_E)
 
     def attend_block(begin: Any, size: int, carry: Any, count: int | None = None) -> Any:
         at = jnp.arange(size)
         token = begin + (at if count is None else jnp.minimum(at, count - 1))
         whole = jnp.arange(2 * half)[None, :]
         if key is None:
-            k = turned(1, token)
+            k = load_turned(1, token)
         else:
             k = plt.load(key.at[(first + token)[:, None], head, whole])
         v = plt.load(rows.at[(first + token)[:, None], 2, head, whole])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 # Before JAX is imported, which reads its environment once.
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAXINFER_TEST_PLATFORM", "cpu")
+os.environ.setdefault("NPROC", "16")  # Interpreted warpgroups wait for each other in XLA's threads.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / ".jax_cache")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"

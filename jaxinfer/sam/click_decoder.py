@@ -171,21 +171,21 @@ def _transformer(
 ) -> tuple[jax.Array, jax.Array]:
     """Tokens `[P, N, D]` and the picture `[P, g, g, D]`, each having looked at the other."""
     shape, heads, d = image.shape, cfg.num_heads, cfg.width
-    start, mask = tokens, seen[:, None, None]
+    start = tokens
     image, positions = image.reshape(len(image), -1, d), positions.reshape(-1, d)
     for i, layer in enumerate(params.layers):
         if i == 0:  # the tokens are their own positions still, and are replaced
-            tokens = _attend(layer.self_attention, tokens, tokens, tokens, heads, mask)
+            tokens = _attend(layer.self_attention, tokens, tokens, tokens, heads, seen)
         else:
             placed = tokens + start
-            tokens += _attend(layer.self_attention, placed, placed, tokens, heads, mask)
+            tokens += _attend(layer.self_attention, placed, placed, tokens, heads, seen)
         tokens = layer_norm(tokens, layer.self_norm)
         tokens += _attend(layer.token_to_image, tokens + start, image + positions, image, heads)
         tokens = layer_norm(tokens, layer.token_norm)
         tokens += feed_forward(tokens, layer.linear1, layer.linear2)
         tokens = layer_norm(tokens, layer.mlp_norm)
         image += _attend(
-            layer.image_to_token, image + positions, tokens + start, tokens, heads, mask
+            layer.image_to_token, image + positions, tokens + start, tokens, heads, seen
         )
         image = layer_norm(image, layer.image_norm)
     tokens += _attend(params.final_attention, tokens + start, image + positions, image, heads)
@@ -198,9 +198,7 @@ def _attend(
     key: jax.Array,
     value: jax.Array,
     heads: int,
-    mask: jax.Array | None = None,
+    seen: jax.Array | None = None,
 ) -> jax.Array:
-    out = attend(
-        linear(query, p.query), linear(key, p.key), linear(value, p.value), heads, mask=mask
-    )
+    out = attend(linear(query, p.query), linear(key, p.key), linear(value, p.value), heads, seen)
     return linear(out, p.output)

@@ -1,19 +1,33 @@
 """The DETR decoder: queries that become objects, and one token that says whether there are any.
 
 Its state is float32 throughout: a few hundred rows, whose boxes are refined from layer to layer.
-Only attention to the picture is computed in the picture's type.
+Attention is computed in the picture's type.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxinfer.sam.config import Config
-from jaxinfer.sam.layers import feed_forward, layer_norm, linear, multi_head, perceptron
-from jaxinfer.sam.params import Decoder, DecoderLayer, Scoring
+from jaxinfer.sam.layers import (
+    attend,
+    feed_forward,
+    layer_norm,
+    linear,
+    multi_head,
+    on_gpu,
+    part,
+    perceptron,
+    stack,
+)
+from jaxinfer.sam.params import Attention, Decoder, DecoderLayer, Scoring
 from jaxinfer.sam.positions import sine
 from jaxinfer.tree import tree
+from pallas_kernels.box_bias import box_bias, fits
 
 MAX_LOGIT = 12.0
 """Scores are clipped to this."""
@@ -37,20 +51,25 @@ def decode(
     mask: jax.Array,
 ) -> Decoded:
     """Objects from the memory `[P, T, D]`; see `encoder.encode` for the other arguments."""
-    count, width = len(memory), cfg.width
+    count, width, dtype = len(memory), cfg.width, memory.dtype
     z = jnp.concatenate([p.presence_token, p.queries]).astype(jnp.float32)
     z = jnp.broadcast_to(z, (count, *z.shape))
     boxes = jax.nn.sigmoid(p.references.astype(jnp.float32))
     boxes = jnp.broadcast_to(boxes, (count, *boxes.shape))
-    placed = memory + positions.astype(memory.dtype)
-    prompt, seen = prompt.astype(jnp.float32), mask[:, None, None]
+    # Of all layers at once.
+    prompts = linear(prompt, stack([part(layer.text_attention, 1, 2) for layer in p.layers]))
+    placed = memory + positions.astype(dtype)
+    keys = linear(placed, stack([part(layer.image_attention, 1) for layer in p.layers]))
+    values = linear(memory, stack([part(layer.image_attention, 2) for layer in p.layers]))
     hidden = z[:, 1:]
-    for layer in p.layers:
+    for i, layer in enumerate(p.layers):
         waves = sine(boxes[..., jnp.array([1, 0, 2, 3])], width // 2)
-        where = perceptron(waves.reshape(count, -1, 2 * width), p.reference_head)
+        where = perceptron(waves.reshape(count, -1, 2 * width).astype(dtype), p.reference_head)
         where = jnp.pad(where, ((0, 0), (1, 0), (0, 0)))
-        bias = box_bias(p, boxes, cfg.trunk.grid).astype(memory.dtype)
-        z = _layer(layer, cfg, z, where, prompt, seen, placed, memory, bias)
+        text = partial(attend, key=prompts, value=prompts, seen=mask, first=(2 * i, 2 * i + 1))
+        bias = distances(p, boxes, cfg.trunk.grid, dtype)
+        image = partial(attend, key=keys, value=values, bias=bias, first=(i, i))
+        z = _layer(layer, cfg.num_heads, z, where, text, image)
         hidden = layer_norm(z[:, 1:], p.norm)
         boxes = jax.nn.sigmoid(_logit(boxes) + perceptron(hidden, p.box_head))
     presence = perceptron(layer_norm(z[:, 0], p.presence_norm), p.presence_head)
@@ -59,42 +78,41 @@ def decode(
 
 def _layer(
     p: DecoderLayer,
-    cfg: Config,
+    heads: int,
     z: jax.Array,
     where: jax.Array,
-    prompt: jax.Array,
-    seen: jax.Array,
-    placed: jax.Array,
-    memory: jax.Array,
-    bias: jax.Array,
+    text: Callable[..., jax.Array],
+    image: Callable[..., jax.Array],
 ) -> jax.Array:
-    heads = cfg.num_heads
-    h = z + where
-    z = layer_norm(z + multi_head(p.self_attention, h, h, z, heads), p.self_norm)
-    out = multi_head(p.text_attention, z + where, prompt, prompt, heads, seen)
-    z = layer_norm(z + out, p.text_norm)
-    h = (z + where).astype(memory.dtype)
-    z = layer_norm(
-        z + multi_head(p.image_attention, h, placed, memory, heads, bias=bias), p.image_norm
-    )
+    """A layer, given how a query attends to the prompt's tokens and to the picture's."""
+    dtype = where.dtype
+
+    def ask(p: Attention, z: jax.Array, attend: Callable[..., jax.Array]) -> jax.Array:
+        query = linear((z + where).astype(dtype), part(p, 0))
+        return linear(attend(query, heads=heads), p.out_proj)
+
+    h = (z + where).astype(dtype)
+    z = layer_norm(z + multi_head(p.self_attention, h, h, z.astype(dtype), heads), p.self_norm)
+    z = layer_norm(z + ask(p.text_attention, z, text), p.text_norm)
+    z = layer_norm(z + ask(p.image_attention, z, image), p.image_norm)
     return layer_norm(z + feed_forward(z, p.linear1, p.linear2), p.mlp_norm)
 
 
-def box_bias(p: Decoder, boxes: jax.Array, grid: int) -> jax.Array:
-    """How far each cell lies from a query's box, `[P, heads, 1 + Q, g²]` to add to the scores.
-
-    The sum of a function of the row and one of the column; the presence token has none.
-    """
-    centre, size = boxes[..., :2], boxes[..., 2:]
-    corners = jnp.stack([centre - size / 2, centre + size / 2], -1)
-    cells = (jnp.arange(grid) / grid)[:, None]
-    distance = 8 * (cells - corners[..., None, :])
-    distance = jnp.sign(distance) * jnp.log2(jnp.abs(distance) + 1) / math.log2(8)
-    columns = perceptron(distance[:, :, 0], p.bias_x)
-    rows = perceptron(distance[:, :, 1], p.bias_y)
-    bias = rows[:, :, :, None] + columns[:, :, None]
-    bias = bias.reshape(*boxes.shape[:2], grid**2, -1).transpose(0, 3, 1, 2)
-    return jnp.pad(bias, ((0, 0), (0, 0), (1, 0), (0, 0)))
+def distances(p: Decoder, boxes: jax.Array, grid: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """How far rows and columns of cells lie from queries' boxes, see `box_bias`; for attention in
+    `dtype`. The presence token has no box."""
+    first, second = jax.tree.map(lambda *axes: jnp.stack(axes), p.bias_x, p.bias_y)
+    kernel = on_gpu(dtype) and fits(*second.weight.shape[1:])
+    columns, rows = box_bias(
+        boxes,
+        first.weight,
+        first.bias,
+        second.weight,
+        second.bias,
+        grid,
+        impl="kernel" if kernel else "plain",
+    )
+    return rows, columns
 
 
 def _logit(x: jax.Array) -> jax.Array:

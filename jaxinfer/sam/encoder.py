@@ -3,7 +3,7 @@
 import jax
 
 from jaxinfer.sam.config import Config
-from jaxinfer.sam.layers import feed_forward, layer_norm, multi_head
+from jaxinfer.sam.layers import attend, feed_forward, layer_norm, linear, multi_head, part, stack
 from jaxinfer.sam.params import CrossLayer
 
 
@@ -21,13 +21,16 @@ def encode(
     `picture`: `[B, T, D]`; `positions`: `[T, D]`; `image`: `[P]`, the picture of each prompt;
     `prompt`: `[P, S, D]`; `mask`: `[P, S]`, True at tokens.
     """
-    seen = mask[:, None, None]
+    # Of all layers at once.
+    prompts = linear(prompt, stack([part(layer.cross_attention, 1, 2) for layer in layers]))
     # Up to here prompts have no part in it: once a picture.
     x = attend_to_itself(layers[0], cfg, picture, positions)[image]
     for i, layer in enumerate(layers):
         x = attend_to_itself(layer, cfg, x, positions) if i else x
-        h = layer_norm(x, layer.norm2)
-        x = x + multi_head(layer.cross_attention, h, prompt, prompt, cfg.num_heads, seen)
+        query = linear(layer_norm(x, layer.norm2), part(layer.cross_attention, 0))
+        place = 2 * i, 2 * i + 1
+        out = attend(query, prompts, prompts, cfg.num_heads, mask, first=place)
+        x = x + linear(out, layer.cross_attention.out_proj)
         x = x + feed_forward(layer_norm(x, layer.norm3), layer.linear1, layer.linear2)
     return x
 

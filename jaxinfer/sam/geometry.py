@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.sam.config import Config
-from jaxinfer.sam.layers import feed_forward, layer_norm, linear, multi_head
-from jaxinfer.sam.params import CrossLayer, Geometry
+from jaxinfer.sam.layers import attend, feed_forward, layer_norm, linear, multi_head, part, stack
+from jaxinfer.sam.params import Geometry
 from jaxinfer.sam.positions import grid_sine, sine
 
 BINS = 7
@@ -34,27 +34,21 @@ def tokens(
     cls = jnp.broadcast_to(p.cls.astype(x1.dtype), (count, 1, cfg.width))
     z = jnp.concatenate([cls, embed_boxes(p, cfg, x1, boxes, labels)], 1)
     z = layer_norm(linear(z, p.final), p.norm)
-    seen = jnp.concatenate([jnp.ones((count, 1), bool), mask], 1)[:, None, None]
+    seen = jnp.concatenate([jnp.ones((count, 1), bool), mask], 1)
     picture = x1.reshape(count, -1, cfg.width)
     placed = picture + grid_sine(x1.shape[1], cfg.width).astype(x1.dtype)
-    for layer in p.layers:
-        z = _layer(layer, cfg, z, seen, placed, picture)
+    # Of all layers at once.
+    keys = linear(placed, stack([part(layer.cross_attention, 1) for layer in p.layers]))
+    values = linear(picture, stack([part(layer.cross_attention, 2) for layer in p.layers]))
+    heads = cfg.num_heads
+    for i, layer in enumerate(p.layers):
+        h = layer_norm(z, layer.norm1)
+        z = z + multi_head(layer.self_attention, h, h, h, heads, seen)
+        query = linear(layer_norm(z, layer.norm2), part(layer.cross_attention, 0))
+        out = attend(query, keys, values, heads, first=(i, i))
+        z = z + linear(out, layer.cross_attention.out_proj)
+        z = z + feed_forward(layer_norm(z, layer.norm3), layer.linear1, layer.linear2)
     return layer_norm(z, p.output_norm)
-
-
-def _layer(
-    p: CrossLayer,
-    cfg: Config,
-    z: jax.Array,
-    seen: jax.Array,
-    placed: jax.Array,
-    picture: jax.Array,
-) -> jax.Array:
-    h = layer_norm(z, p.norm1)
-    z = z + multi_head(p.self_attention, h, h, h, cfg.num_heads, seen)
-    h = layer_norm(z, p.norm2)
-    z = z + multi_head(p.cross_attention, h, placed, picture, cfg.num_heads)
-    return z + feed_forward(layer_norm(z, p.norm3), p.linear1, p.linear2)
 
 
 def embed_boxes(

@@ -1,7 +1,10 @@
 """What all parts of SAM are made of. The last axis holds features; arithmetic in the inputs' type,
 norms and softmax in float32."""
 
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +12,15 @@ from jax import lax
 
 from jaxinfer.sam.params import Attention, Linear, Norm
 from pallas_kernels import Fp8
-from pallas_kernels.weights import FP8_MAX
+from pallas_kernels.cross_attention import SMALLEST, cross_attention, fits
+from pallas_kernels.picture_attention import rounded
 
 LAYER_NORM_EPS = 1e-5
-FUSED_FROM = 128
-"""Queries and keys from which on scores are worth not writing down."""
+
+_KERNELS = ContextVar("_KERNELS", default=True)
+
+First = tuple[int, int]
+"""Where keys and values begin among their channels, in widths of the queries'."""
 
 
 def linear(x: jax.Array, p: Linear) -> jax.Array:
@@ -21,13 +28,23 @@ def linear(x: jax.Array, p: Linear) -> jax.Array:
 
     Inputs of an FP8 matrix (`jaxinfer.sam.fp8`) are rounded to E4M3 at its input scale.
     """
-    w = p.weight
+    step = input_step(p)
+    return linear_of_rounded(x if step is None else rounded(x, step), p, x.dtype)
+
+
+def input_step(p: Linear) -> jax.Array | None:
+    """In steps of what the inputs of an FP8 matrix are rounded to E4M3; None for any other."""
+    return jnp.asarray(p.weight.input_scale) if isinstance(p.weight, Fp8) else None
+
+
+def linear_of_rounded(x: jax.Array, p: Linear, dtype: Any) -> jax.Array:
+    """`linear` of inputs that are rounded already, in arithmetic of that type."""
+    w, x = p.weight, x.astype(dtype)
     if isinstance(w, Fp8):
         # So written that XLA takes cuBLASLt's product of E4M3 numbers, scales, bias and all.
         # Scales are powers of two: nothing is lost.
-        step = jnp.asarray(w.input_scale).astype(x.dtype)
-        x = jnp.clip(x * (1 / step), -FP8_MAX, FP8_MAX).astype(w.q.dtype).astype(x.dtype) * step
-        w = w.q.astype(x.dtype) * w.scale[0].astype(x.dtype)
+        x = x * jnp.asarray(w.input_scale).astype(dtype)
+        w = w.q.astype(dtype) * w.scale[0].astype(dtype)
     contract = (((x.ndim - 1,), (1,)), ((), ()))
     y = lax.dot_general(x, w.astype(x.dtype), contract, preferred_element_type=x.dtype)
     return y if p.bias is None else y + p.bias.astype(x.dtype)
@@ -60,11 +77,16 @@ def perceptron(x: jax.Array, layers: tuple[Linear, ...]) -> jax.Array:
     return linear(x, layers[-1])
 
 
-def project(x: jax.Array, p: Attention, first: int, count: int = 1) -> jax.Array:
-    """Parts `first … first + count` of packed query, key and value, `[..., count D]`."""
+def part(p: Attention, first: int, count: int = 1) -> Linear:
+    """Parts `first … first + count` of packed query, key and value: `[count D, D]`."""
     d = p.out_proj.weight.shape[-1]
     rows = slice(first * d, (first + count) * d)
-    return linear(x, Linear(p.in_proj.weight[rows], p.in_proj.bias[rows]))
+    return Linear(p.in_proj.weight[rows], p.in_proj.bias[rows])
+
+
+def stack(parts: Sequence[Linear]) -> Linear:
+    """One matrix, whose outputs are those of all on one another."""
+    return jax.tree.map(lambda *each: jnp.concatenate(each), *parts)
 
 
 def attend(
@@ -72,33 +94,54 @@ def attend(
     key: jax.Array,
     value: jax.Array,
     heads: int,
-    mask: jax.Array | None = None,
-    bias: jax.Array | None = None,
+    seen: jax.Array | None = None,
+    *,
+    bias: tuple[jax.Array, jax.Array] | None = None,
+    first: First = (0, 0),
 ) -> jax.Array:
-    """Scaled dot-product attention, `[B, T, D]` with keys and values `[B, S, D]` to `[B, T, D]`.
+    """Scaled dot-product attention, `[B, T, D]` to `[B, T, D]`.
 
-    `mask`: bool, broadcastable to `[B, heads, T, S]`, True where a key is seen; `bias` of the same
-    shape is added to the scores.
+    Args:
+        query: `[B, T, D]`.
+        key: `[B, S, N]`, of which D channels count, from `first`.
+        value: likewise.
+        heads: that share the D channels.
+        seen: `[B, S]` bool, True where a key is seen; None for all.
+        bias: of rows and columns of a grid of keys; see `cross_attention`.
+        first: see `First`.
     """
-    query, key, value = (x.reshape(*x.shape[:-1], heads, -1) for x in (query, key, value))
-    out = by_heads(query, key, value, mask, bias)
-    return out.reshape(*out.shape[:-2], -1)
+    _, length, width = query.shape
+    # A few queries are no work for a kernel.
+    kernel = on_gpu(query.dtype) and length >= SMALLEST and fits(query.dtype, width // heads)
+    impl = "kernel" if kernel else "plain"
+    return cross_attention(query, key, value, heads, seen=seen, bias=bias, first=first, impl=impl)
 
 
-def by_heads(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None = None,
-    bias: jax.Array | None = None,
-) -> jax.Array:
-    """`attend` for `[B, T, heads, d]`; by cuDNN where that never writes the scores down."""
-    plain = mask is None and bias is None and query.dtype == jnp.bfloat16
-    large = min(query.shape[1], key.shape[1]) >= FUSED_FROM
-    fused = plain and large and jax.default_backend() == "gpu"
+def by_heads(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """Attention of all to all, `[B, T, heads, d]`; by cuDNN on a GPU, in bfloat16."""
     return jax.nn.dot_product_attention(
-        query, key, value, bias=bias, mask=mask, implementation="cudnn" if fused else None
+        query, key, value, implementation="cudnn" if on_gpu(query.dtype) else "xla"
     )
+
+
+def on_gpu(dtype: Any) -> bool:
+    """Whether kernels compute what is of this type, where it is being traced."""
+    return _KERNELS.get() and dtype == jnp.bfloat16 and jax.default_backend() == "gpu"
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """What is traced herein has derivatives: XLA computes it, since kernels have no way back."""
+    token = _KERNELS.set(False)
+    try:
+        yield
+    finally:
+        _KERNELS.reset(token)
+
+
+def has_derivatives() -> bool:
+    """Whether what is being traced must have derivatives, see `differentiable`."""
+    return not _KERNELS.get()
 
 
 def multi_head(
@@ -107,12 +150,11 @@ def multi_head(
     key: jax.Array,
     value: jax.Array,
     heads: int,
-    mask: jax.Array | None = None,
-    bias: jax.Array | None = None,
+    seen: jax.Array | None = None,
 ) -> jax.Array:
     """Multi-head attention with its projections, as `torch.nn.MultiheadAttention`."""
-    out = attend(project(query, p, 0), project(key, p, 1), project(value, p, 2), heads, mask, bias)
-    return linear(out, p.out_proj)
+    q, k, v = (linear(x, part(p, i)) for i, x in enumerate((query, key, value)))
+    return linear(attend(q, k, v, heads, seen), p.out_proj)
 
 
 def convolve(x: jax.Array, p: Linear) -> jax.Array:
@@ -132,3 +174,10 @@ def double(x: jax.Array, p: Linear) -> jax.Array:
     b, h, w, _ = x.shape
     y = linear(x, Linear(p.weight, jnp.tile(p.bias, 4)))
     return y.reshape(b, h, w, 2, 2, -1).swapaxes(2, 3).reshape(b, 2 * h, 2 * w, -1)
+
+
+def double_then(p: Linear, then: Linear) -> Linear:
+    """Of `double`: one that does what it does with `p`, and the linear layer after it."""
+    inner = p.weight.reshape(4, -1, p.weight.shape[-1])
+    weight = jnp.einsum("om,smi->soi", then.weight, inner).reshape(-1, inner.shape[-1])
+    return Linear(weight, then.weight @ p.bias + then.bias)

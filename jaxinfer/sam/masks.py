@@ -27,8 +27,7 @@ def draw(
     `memory`: `[P, g², D]`; `prompt`: `[P, S, D]` and its `mask`.
     """
     h = layer_norm(memory, p.prompt_norm)
-    seen = mask[:, None, None]
-    y = memory + multi_head(p.prompt_attention, h, prompt, prompt, cfg.num_heads, seen)
+    y = memory + multi_head(p.prompt_attention, h, prompt, prompt, cfg.num_heads, mask)
     y = y.reshape(len(y), cfg.trunk.grid, cfg.trunk.grid, cfg.width)
     for finer, conv, norm in zip((x2, x4), p.convs, p.norms, strict=True):
         y = jax.nn.relu(group_norm(convolve(finer + enlarge(y), conv), norm))
@@ -49,6 +48,7 @@ def group_norm(x: jax.Array, p: Norm) -> jax.Array:
     """Normalise each of eight groups of channels over the whole map, `[P, H, W, D]`."""
     wide = x.astype(jnp.float32).reshape(*x.shape[:-1], GROUPS, -1)
     axes = (1, 2, 4)
-    centred = wide - wide.mean(axes, keepdims=True)
-    scaled = centred * lax.rsqrt(jnp.square(centred).mean(axes, keepdims=True) + LAYER_NORM_EPS)
+    # Both sums in one pass: the map is large.
+    mean, square = (a.mean(axes, keepdims=True) for a in (wide, jnp.square(wide)))
+    scaled = (wide - mean) * lax.rsqrt(square - jnp.square(mean) + LAYER_NORM_EPS)
     return (scaled.reshape(x.shape) * p.weight + p.bias).astype(x.dtype)

@@ -13,13 +13,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.sam.config import TrunkConfig
-from jaxinfer.sam.layers import by_heads, gelu, layer_norm, linear
+from jaxinfer.sam.layers import (
+    by_heads,
+    gelu,
+    has_derivatives,
+    input_step,
+    layer_norm,
+    linear,
+    linear_of_rounded,
+    on_gpu,
+)
 from jaxinfer.sam.params import Block, Trunk
 from jaxinfer.tree import tree
-from pallas_kernels.picture_attention import by_parts, picture_attention, turn
+from pallas_kernels.picture_attention import by_parts, picture_attention, rounded, turn
+from pallas_kernels.picture_attention_mosaic import picture_attention_mosaic
 
-ATTENTION: Literal["cudnn", "triton"] = "cudnn"
-"""Which kernel attends in bfloat16 on a GPU."""
+ATTENTION: Literal["cudnn", "triton", "mosaic"] = "mosaic"
+"""Which kernel attends in bfloat16 on a GPU, if it can."""
 
 
 @tree
@@ -42,6 +52,8 @@ def encode(p: Trunk, cfg: TrunkConfig, pixels: jax.Array) -> jax.Array:
     x = linear(patches(cfg, pixels).astype(p.patch.weight.dtype), p.patch)
     rows, columns = (places % cfg.table).T
     x = layer_norm(x + p.positions[rows * cfg.table + columns], p.norm, cfg.layer_norm_eps)
+    # Only of products with rows in one axis does XLA let cuBLASLt round the results to E4M3.
+    x = x.reshape(-1, x.shape[-1])
     window, everything = jax.tree.map(jnp.asarray, rotaries(cfg))  # once for all layers
     for i, layer in enumerate(p.blocks):
         x = block(layer, cfg, x, everything if i in cfg.global_layers else window)
@@ -49,20 +61,30 @@ def encode(p: Trunk, cfg: TrunkConfig, pixels: jax.Array) -> jax.Array:
 
 
 def block(p: Block, cfg: TrunkConfig, x: jax.Array, rotary: Rotary) -> jax.Array:
-    """One pre-norm layer, `[B, T, D]`; every n tokens attend to one another, n those of `rotary`"""
+    """One pre-norm layer, `[B T, D]`; every n tokens attend to one another, n those of `rotary`."""
     qkv = linear(layer_norm(x, p.norm1, cfg.layer_norm_eps), p.attention.in_proj)
-    x = x + linear(attend(qkv, rotary), p.attention.out_proj)
+    out = p.attention.out_proj
+    x = x + linear_of_rounded(attend(qkv, rotary, input_step(out)), out, x.dtype)
     hidden = linear(layer_norm(x, p.norm2, cfg.layer_norm_eps), p.fc1)
     return x + linear(gelu(hidden, cfg.gelu), p.fc2)
 
 
-def attend(qkv: jax.Array, rotary: Rotary) -> jax.Array:
-    """Attention among every n tokens, `[B, T, 3 D]` to `[B, T, D]`."""
+def attend(qkv: jax.Array, rotary: Rotary, step: jax.Array | None = None) -> jax.Array:
+    """Attention among every n tokens, `[B T, 3 D]` to `[B T, D]`; in E4M3 if there is a `step`."""
     cos, sin = jnp.asarray(rotary.cos), jnp.asarray(rotary.sin)
-    if ATTENTION == "triton" and qkv.dtype == jnp.bfloat16 and jax.default_backend() == "gpu":
+    if ATTENTION == "mosaic" and on_gpu(qkv.dtype):
+        return picture_attention_mosaic(qkv, cos, sin, impl="kernel", step=step)
+    y = _attend_otherwise(qkv, cos, sin)
+    return y if step is None else rounded(y, step)
+
+
+def _attend_otherwise(qkv: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    if ATTENTION == "triton" and on_gpu(qkv.dtype):
         return picture_attention(qkv, cos, sin, impl="kernel")
     parts = by_parts(qkv, cos)
-    query, key = (turn(parts, part, cos, sin) for part in (0, 1))
+    # Pairs turned as words have no derivative.
+    given = parts.astype(jnp.float32) if has_derivatives() else parts
+    query, key = (turn(given, part, cos, sin).astype(qkv.dtype) for part in (0, 1))
     return by_heads(query, key, parts[:, :, 2]).reshape(*qkv.shape[:-1], -1)
 
 
@@ -75,7 +97,7 @@ def patches(cfg: TrunkConfig, pixels: jax.Array) -> jax.Array:
 
 
 def from_windows(cfg: TrunkConfig, x: jax.Array) -> jax.Array:
-    """Tokens `[B, T, D]`, window by window, to the grid `[B, g, g, D]`."""
+    """Tokens `[B T, D]`, window by window, to the grid `[B, g, g, D]`."""
     side, window, grid = cfg.grid // cfg.window, cfg.window, cfg.grid
     x = x.reshape(-1, side, side, window, window, x.shape[-1])
     return x.swapaxes(2, 3).reshape(-1, grid, grid, x.shape[-1])

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jaxinfer.contracts.contract import Candidate, Contract, Sizes, Spec, around
 from jaxinfer.contracts.draws import uniform
 from pallas_kernels.picture_attention import Tiles, by_parts, picture_attention, turn
+from pallas_kernels.picture_attention_mosaic import Tiles as MosaicTiles
+from pallas_kernels.picture_attention_mosaic import picture_attention_mosaic
 
 _REAL = {"H": 16, "d": 64}
 
@@ -16,6 +18,12 @@ def _by_triton(
     qkv: jax.Array, cos: jax.Array, sin: jax.Array, *, impl: Any, **knobs: Any
 ) -> jax.Array:
     return picture_attention(qkv, cos, sin, impl=impl, tiles=Tiles(**knobs))
+
+
+def _by_mosaic(
+    qkv: jax.Array, cos: jax.Array, sin: jax.Array, *, impl: Any, **knobs: Any
+) -> jax.Array:
+    return picture_attention_mosaic(qkv, cos, sin, impl=impl, tiles=MosaicTiles(**knobs))
 
 
 def _by_cudnn(qkv: jax.Array, cos: jax.Array, sin: jax.Array, *, impl: Any) -> jax.Array:
@@ -55,6 +63,10 @@ CONTRACTS = (
                     ahead=(False,),
                 ),
                 instructions=("wgmma",),
+            ),
+            "mosaic": Candidate(
+                _by_mosaic,
+                around(MosaicTiles(), keys=(64,), programs=(1 << 30,)),
             ),
         },
         shapes={

@@ -4,6 +4,7 @@ from jaxinfer.contracts.contract import Contract
 from jaxinfer.contracts.kernels import (
     attention,
     delta,
+    detector,
     experts,
     grouped,
     linear,
@@ -27,6 +28,7 @@ _MODULES = (
     linear,
     triangular,
     picture,
+    detector,
 )
 
 CONTRACTS: dict[str, Contract] = {

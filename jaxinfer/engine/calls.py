@@ -18,6 +18,15 @@ from jaxinfer.engine.steps import (
 from jaxinfer.qwen.params import Params
 from jaxinfer.qwen.state import Pieces, Rows
 
+LONG = 32
+"""Pieces of prompts from which on a prefill call's kernels are launched one by one.
+
+They take longer than their launches, so the device never waits; and nothing waits for a graph to be
+brought up to date first, which takes some milliseconds."""
+
+ONE_BY_ONE = {"xla_gpu_graph_min_graph_size": 10**6}
+"""XLA's option for that: no run of launches is long enough for a graph."""
+
 _compiled: dict[tuple, jax.stages.Compiled] = {}
 """Of all engines of this process: those with the same plan and shapes share their code."""
 
@@ -119,6 +128,8 @@ class Calls:
             leaves, tree = jax.tree.flatten(args)
             long = (*key, tree, *((leaf.shape, leaf.dtype) for leaf in leaves))
             if long not in _compiled:
-                _compiled[long] = step.lower(*args, **static).compile()
+                launched = step is prefill_step and shape[0] >= LONG
+                options = ONE_BY_ONE if launched else None
+                _compiled[long] = step.lower(*args, **static).compile(options)
             self._own[key] = _compiled[long]
         return self._own[key]

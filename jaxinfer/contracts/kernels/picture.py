@@ -51,6 +51,10 @@ CONTRACTS = (
         results={"y": Spec("b W*n H*d", "bfloat16")},
         reference=lambda qkv, cos, sin: picture_attention(qkv, cos, sin, impl="plain"),
         candidates={
+            "mosaic": Candidate(
+                _by_mosaic,
+                around(MosaicTiles(), keys=(64,), programs=(1 << 30,)),
+            ),
             "cudnn": Candidate(_by_cudnn),
             "triton": Candidate(
                 _by_triton,
@@ -64,10 +68,6 @@ CONTRACTS = (
                 ),
                 instructions=("wgmma",),
             ),
-            "mosaic": Candidate(
-                _by_mosaic,
-                around(MosaicTiles(), keys=(64,), programs=(1 << 30,)),
-            ),
         },
         shapes={
             "windows of 1 picture": {**_REAL, "b": 1, "W": 9, "n": 576},
@@ -79,7 +79,8 @@ CONTRACTS = (
             "windows of 9 tokens": {"b": 2, "W": 2, "n": 9, "H": 2, "d": 16},
             "more than a block of keys": {"b": 2, "W": 1, "n": 100, "H": 1, "d": 32},
         },
-        tolerance=2e-2,
+        # Weights are rounded to bfloat16 at another maximum than the reference's.
+        tolerance=3e-2,
         invariant={"b": "rows"},
         operations=_multiplied,
         group=("n",),

@@ -10,10 +10,9 @@ LAYERS = 4
 
 
 @pytest.mark.skipif(bool(h200.missing()), reason=h200.missing())
-@pytest.mark.parametrize(("drafts", "most"), [(0, 111), (3, 189)])
-def test_a_decode_step(drafts: int, most: int) -> None:
+def test_a_decode_step() -> None:
     """The launches of these layers, of the head, of the choice of tokens and of drafts."""
-    program = compiles(rows=1, drafts=drafts, layers=LAYERS)
-    assert len(program.launches) <= most
+    program = compiles(rows=1, drafts=3, layers=LAYERS)
+    assert len(program.launches) <= 189
     # Only whether some row samples, and whether its threshold is hard to find.
     assert program.loops <= 2

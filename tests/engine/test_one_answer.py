@@ -117,7 +117,8 @@ def preempted(engine: Engine, jobs: Sequence[Job]) -> list[Completion]:
 
 
 Way = Callable[[Engine, Sequence[Job]], list[Completion]]
-LENGTHS = [(f"{n} MTP drafts", "mtp", DRAFTS, {"lengths": (n,)}, together) for n in (1, 2, 3)]
+LENGTHS = [(f"{n} MTP drafts", "mtp", DRAFTS, {"lengths": (n,)}, together) for n in (2, 3)]
+ONE = {"lengths": (1,), "prefix_cache": False, "steps": 4}
 CIRCUMSTANCES: list[tuple[str, str | None, int, dict, Way]] = [
     ("in a batch of 7", None, 0, {"slots": 32, "batches": (7, 32), "steps": 1}, by_sevens),
     ("in a batch of 32", None, 0, {"slots": 32, "batches": (32,), "steps": 4}, among_others),
@@ -125,7 +126,7 @@ CIRCUMSTANCES: list[tuple[str, str | None, int, dict, Way]] = [
     *LENGTHS,
     ("4 MTP drafts", "mtp", DRAFTS, {"steps": 4}, twice),
     ("either kind of draft", "auto", 2, {"lengths": (1, 2), "steps": 3}, after_eviction),
-    ("no cache", "mtp", 1, {"prefix_cache": False, "steps": 4}, among_others),
+    ("1 MTP draft and no cache", "mtp", DRAFTS, ONE, among_others),
     ("preempted", "mtp", DRAFTS, {"lengths": (4,), "steps": 4}, preempted),
 ]
 BRIEFLY = ("3 MTP drafts",)

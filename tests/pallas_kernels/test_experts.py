@@ -43,7 +43,7 @@ class Experts:
 SMALL = partial(Experts, D=256, inner=64, shared=128, experts=16, k=4)
 
 
-@pytest.mark.parametrize(("kind", "rows"), [("nvfp4", 20), ("dense", 3)])
+@pytest.mark.parametrize(("kind", "rows"), [("nvfp4", 6), ("dense", 3)])
 def test_each_row_through_its_own_experts(kind: str, rows: int) -> None:
     layer = SMALL(kind)
     x, logits = draw_rows(rows, 256), draw_rows(rows, 16, seed=1)
@@ -53,7 +53,7 @@ def test_each_row_through_its_own_experts(kind: str, rows: int) -> None:
 
 def test_more_pairs_of_one_expert_than_a_tile_holds() -> None:
     layer = Experts("dense", D=64, inner=32, shared=32, experts=8, k=4)
-    x, logits = draw_rows(70, 64), jnp.tile(draw_rows(1, 8, seed=1), (70, 1))
+    x, logits = draw_rows(20, 64), jnp.tile(draw_rows(1, 8, seed=1), (20, 1))
     ours, reference = (layer.sent(x, logits, impl) for impl in ("interpret", "plain"))
     assert distance(ours, reference) < 6e-3
 

@@ -2,8 +2,8 @@
 
     python -m checkpoints.tiny_sam_training.train --out OUT --seconds 330
 
-writes the checkpoint in the published layout (float16), its tokenizer, and `OUT/curve.jsonl`, one
-line every `LOG_EVERY` steps. Scenes are drawn on the device as they are wanted, each seen once.
+writes the checkpoint in the published layout (float16) every `SAVE_EVERY` seconds, its tokenizer,
+and `OUT/curve.jsonl`, one line every `LOG_EVERY` steps. Scenes are drawn on the device as they are wanted, each seen once.
 """
 
 import argparse
@@ -58,6 +58,7 @@ DRAWN = 2
 masks are learnt long before words are."""
 
 LOG_EVERY = 25
+SAVE_EVERY = 60.0
 FIRST_SEED = 1_000_000
 """Scenes of training and of evaluation come from different seeds."""
 
@@ -292,7 +293,7 @@ def train(
     seed: int,
     resume: Path | None,
 ) -> None:
-    """Train until `seconds` after the call, or for `steps`, and write the checkpoint.
+    """Train until `seconds` after the call, or for `steps`, and write the checkpoint now and then.
 
     `resume` is a checkpoint to go on from; give another seed, for other scenes.
     """
@@ -308,7 +309,7 @@ def train(
     advance = partial(train_step, cfg=CONFIG, book=book, pictures=pictures)
     key = jax.random.key(seed + FIRST_SEED)
     running: deque[jax.Array] = deque()
-    step, done, began = 0, 0.0, called
+    step, done, began, saved = 0, 0.0, called, 0.0
     with (out / "curve.jsonl").open("w") as curve:
         while done < 1:
             now = jnp.float32(peak_rate * schedule(step, done))
@@ -332,6 +333,13 @@ def train(
                 curve.flush()
                 shown = " ".join(f"{name} {value:.4g}" for name, value in line.items())
                 _say(f"{shown} | {speed:.0f} images/s")
+            if elapsed > saved + SAVE_EVERY or done >= 1:
+                save(out, state)
+                saved = elapsed
+
+
+def save(out: Path, state: TrainState) -> None:
+    """Write the averaged weights; SystemExit if they are not finite."""
     average = jax.device_get(state.average.model)
     if not all(np.isfinite(a).all() for a in jax.tree.leaves(average)):
         raise SystemExit("the weights are not finite: try a lower --rate")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 # Before JAX is imported, which reads its environment once.
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAXINFER_TEST_PLATFORM", "cpu")
-os.environ.setdefault("NPROC", "16")  # Interpreted warpgroups wait for each other in XLA's threads.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / ".jax_cache")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
@@ -26,6 +25,8 @@ ON_GPU = os.environ["JAX_PLATFORMS"] == "cuda"
 if not ON_GPU:
     # SAM's programs run a few times here: to optimise them costs more than it brings.
     compiling.OPTIONS["xla_backend_optimization_level"] = 0
+    # Nor do prefill calls run often: each is compiled as the long ones are on a GPU, thus.
+    calls.LONG, calls.ONE_BY_ONE = 1, {"xla_backend_optimization_level": 0}
 
 # Compiling makes single examples slow; a run that fails must fail again.
 settings.register_profile("jaxinfer", deadline=None, derandomize=True)

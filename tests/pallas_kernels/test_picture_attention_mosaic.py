@@ -1,14 +1,14 @@
 """Attention in pictures on Mosaic: the formula, in whatever order warpgroups take turns."""
 
-from collections.abc import Iterator
-from functools import partial
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreter
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.picture_attention import picture_attention, rounded
 from pallas_kernels.picture_attention_mosaic import Tiles, picture_attention_mosaic
@@ -22,34 +22,15 @@ WAYS = [
 ]
 
 
-@pytest.fixture
-def watched(monkeypatch) -> Iterator[None]:
-    """Interpreted, and any access to memory that nothing orders is found."""
-    params = partial(plgpu.InterpretGPUParams, detect_races=True)
-    monkeypatch.setattr(plgpu, "InterpretGPUParams", params)
-    yield
-    interpreter.reset_gpu_interpret_mode_state()
-
-
-@pytest.mark.parametrize("tiles", [Tiles(keys=64, stages=2, programs=1), Tiles(programs=3)])
-def test_agrees_with_the_formula(tiles: Tiles, watched) -> None:
-    """Two pieces of work a program and one, fewer places than blocks and more."""
-    qkv, cos, sin = drawn(1, 192, 1, 64)
-    exact = picture_attention(qkv.astype(jnp.float32), cos, sin, impl="plain")
-    close(picture_attention_mosaic(qkv, cos, sin, impl="interpret", tiles=tiles), exact)
-    assert not interpreter.get_races().races_found
-
-
-def test_what_it_rounds_to_e4m3_is_what_it_had_computed() -> None:
-    qkv, cos, sin = drawn(1, 96, 1, 64)
-    # So that some are out of range, some are nought, and some lie between two numbers.
-    for step in (2.0**-9, 0.25, 2.0**9):
-        wanted = rounded(
-            picture_attention_mosaic(qkv, cos, sin, impl="interpret"), jnp.float32(step)
-        )
-        out = picture_attention_mosaic(qkv, cos, sin, impl="interpret", step=jnp.float32(step))
-        assert out.dtype == jnp.float8_e4m3fn
-        np.testing.assert_array_equal(out.astype(jnp.float32), wanted.astype(jnp.float32))
+def test_as_interpreted() -> None:
+    """In a process of its own: interpreted warpgroups wait for each other in XLA's threads, of
+    which there are as many as processors unless NPROC says otherwise."""
+    tests = Path(__file__).with_name("interpreted_picture_attention.py")
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", str(tests)]
+    run = subprocess.run(
+        command, env=os.environ | {"NPROC": "16"}, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_what_does_not_fit_is_left_to_the_other_kernel() -> None:

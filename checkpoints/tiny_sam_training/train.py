@@ -3,7 +3,8 @@
     python -m checkpoints.tiny_sam_training.train --out OUT --seconds 330
 
 writes the checkpoint in the published layout (float16) every `SAVE_EVERY` seconds, its tokenizer,
-and `OUT/curve.jsonl`, one line every `LOG_EVERY` steps. Scenes are drawn on the device as they are wanted, each seen once.
+and `OUT/curve.jsonl`, one line every `LOG_EVERY` steps. Scenes are drawn on the device as they are
+wanted, each seen once.
 """
 
 import argparse

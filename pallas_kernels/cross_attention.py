@@ -26,9 +26,7 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.backend import Impl, triton_call
 from pallas_kernels.paged_attention import LOG2_E
-
-SMALLEST = 16
-"""Rows and columns of a product of matrices at least."""
+from pallas_kernels.picture_attention import SMALLEST
 
 UNSEEN = -(2.0**100)
 """The score of a token that is not seen: finite, so that a block of them is not NaN, and a power of

@@ -45,9 +45,9 @@ class Tiles:
             program for itself, which costs arithmetic.
     """
 
-    queries: int = 128
+    queries: int = 64
     keys: int = 64
-    warps: int = 8
+    warps: int = 4
     stages: int = 3
     ahead: bool = True
 

@@ -60,9 +60,9 @@ CONTRACTS = (
                 _by_triton,
                 around(
                     Tiles(),
-                    queries=(64,),
+                    queries=(128,),
                     keys=(128,),
-                    warps=(4,),
+                    warps=(8,),
                     stages=(2,),
                     ahead=(False,),
                 ),

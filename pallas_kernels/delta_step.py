@@ -13,10 +13,12 @@ and only then run over the new rows.
 
 One program is some columns of the state of one value head of one sequence: it reads them once,
 writes them once, and holds them in registers between. Lengths of q and k are sums over keys like
-any other, and divide what is read and written. A second kernel norms. Value head `h` uses
-query/key head `h // (Hv / Hk)`; the `C` channels of the convolution are all q, all k, all v.
+any other, and divide what is read and written. A second kernel norms, and makes the new rows the
+pending ones. Value head `h` uses query/key head `h // (Hv / Hk)`; the `C` channels of the
+convolution are all q, all k, all v.
 """
 
+from collections.abc import Sequence
 from functools import partial, reduce
 from operator import add
 from typing import Any, NamedTuple
@@ -39,22 +41,28 @@ ROW_TILE = 8
 
 
 class Step(NamedTuple):
-    """What a step returns.
+    """What a step returns: of the pools, the entries of this layer and these slots are new.
 
     Attributes:
         y: `[b, T, Hv·dv]` in the type of z, the input of the output projection.
-        recurrent: `[Lg, R, Hv, dk, dv]`, of this layer and these slots advanced over the accepted
-            pending rows; the new rows are not in it.
-        conv: `[b, W-1, C]` the inputs of the convolution before the new rows.
-        g: `[b, T, Hv]` float32 log decay of the new rows.
-        beta: `[b, T, Hv]` float32 write strength of the new rows.
+        conv: `[Lg, R, W-1, C]` inputs of the convolution before the new rows.
+        recurrent: `[Lg, R, Hv, dk, dv]`, advanced over the accepted pending rows; the new rows are
+            not in it.
+        pending_x: `[Lg, B, P, C]` of the new rows, and so the next two.
+        pending_g: `[Lg, B, P, Hv]` float32.
+        pending_beta: `[Lg, B, P, Hv]` float32.
     """
 
     y: jax.Array
-    recurrent: jax.Array
     conv: jax.Array
-    g: jax.Array
-    beta: jax.Array
+    recurrent: jax.Array
+    pending_x: jax.Array
+    pending_g: jax.Array
+    pending_beta: jax.Array
+
+    def pools(self) -> dict[str, jax.Array]:
+        """All but `y`, by name."""
+        return {name: leaf for name, leaf in self._asdict().items() if name != "y"}
 
 
 def delta_step(
@@ -81,9 +89,10 @@ def delta_step(
     warps: int = 4,
     tile_v: int = 64,
 ) -> Step:
-    """Replay what is pending, leave the state there, run the new rows.
+    """Replay what is pending, leave the state there, run the new rows, which become pending.
 
     Slots must differ, but for one that nobody reads (scratch): rows that fill up a call share it.
+    How many of the new rows are accepted is for the caller to say, in `pending` of the next step.
 
     Args:
         x: `[b, T, C]` inputs of the convolution.
@@ -95,9 +104,11 @@ def delta_step(
         dt_bias: `[Lg, Hv]`.
         o_norm: `[Lg, dv]`.
         layer: index into the stacks and pools.
-        conv: `[Lg, R, W-1, C]` inputs of the convolution before the pending rows.
-        recurrent: `[Lg, R, Hv, dk, dv]` float32, before the pending rows; donate it.
-        pending_x: `[Lg, B, P, C]` inputs of the convolution of the last step's rows.
+        conv: `[Lg, R, W-1, C]` inputs of the convolution before the pending rows; donate it, and
+            the next four.
+        recurrent: `[Lg, R, Hv, dk, dv]` float32, before the pending rows.
+        pending_x: `[Lg, B, P, C]` inputs of the convolution of the last step's rows, `P` at least
+            `T`.
         pending_g: `[Lg, B, P, Hv]` float32, their log decay.
         pending_beta: `[Lg, B, P, Hv]` float32, their write strength.
         pending: `[B]` int32, how many of them were accepted.
@@ -114,14 +125,18 @@ def delta_step(
         step = _reference(x, a, b, z, *weights, layer, *held, eps=eps)
         return step if form is None else step._replace(y=formed(step.y, form))
     args = (as_data(layer, 0), x, a, b, conv_weight, A_log, dt_bias, *held)
-    o, recurrent, left, g, beta = _advance(*args, impl=impl, warps=warps, tile_v=tile_v)
-    y = gated_norm(o, z, o_norm, layer, eps=eps, impl=impl, tile=1, form=form)
-    return Step(y, recurrent, left, g, beta)
+    o, recurrent, g, beta = _advance(*args, impl=impl, warps=warps, tile_v=tile_v)
+    pools = conv, pending_x, pending_g, pending_beta
+    rows = x, g, beta
+    y, conv, pending_x, pending_g, pending_beta = _settle(
+        pools, rows, o, z, o_norm, layer, pending, slot, eps=eps, impl=impl, form=form
+    )
+    return Step(y, conv, recurrent, pending_x, pending_g, pending_beta)
 
 
 @partial(jax.jit, static_argnames=("impl", "warps", "tile_v"))
 def _advance(*args: jax.Array, impl: Impl, warps: int, tile_v: int) -> tuple[jax.Array, ...]:
-    _, x, _, _, _, _, _, conv, recurrent, *_ = args
+    _, x, _, _, _, _, _, _, recurrent, *_ = args
     dims = Dims.of(recurrent, x)
     seqs, T = x.shape[:2]
     tile_v = min(tile_v, dims.dv)
@@ -129,7 +144,6 @@ def _advance(*args: jax.Array, impl: Impl, warps: int, tile_v: int) -> tuple[jax
     outs = (
         shape((seqs, T, dims.Hv * dims.dv), jnp.float32),
         shape(recurrent.shape, recurrent.dtype),
-        shape((seqs, *conv.shape[2:]), conv.dtype),
         shape((seqs, T, dims.Hv), jnp.float32),
         shape((seqs, T, dims.Hv), jnp.float32),
     )
@@ -173,7 +187,7 @@ class Dims(NamedTuple):
 def _body(dims: Dims, tile_v: int, warps: int, *refs: Any) -> None:
     (index, x, a, b, conv_weight, A_log, dt_bias), refs = refs[:7], refs[7:]
     (conv, recurrent, pending_x, pending_g, pending_beta, pending, slots), refs = refs[:7], refs[7:]
-    y_out, recurrent_out, window_out, g_out, beta_out = refs
+    y_out, recurrent_out, g_out, beta_out = refs
     head, tile, seq = (pl.program_id(axis) for axis in range(3))
     # Known to be small, its bits do not mix with a row's: rows of the state share one address.
     tile = jnp.minimum(tile, dims.dv // tile_v - 1)
@@ -208,15 +222,6 @@ def _body(dims: Dims, tile_v: int, warps: int, *refs: Any) -> None:
         inputs = zip(new[:3], old[:3], strict=True)
         return tuple(jnp.where(is_new, *pair) for pair in inputs), old[3:], new[3:]
 
-    def leave(seq: jax.Array, number: jax.Array, inputs: tuple) -> None:
-        """Store what the convolution of the new rows looks back to."""
-        to = number - accepted + before
-
-        @pl.when((to >= 0) & (to < before))
-        def _() -> None:
-            for part, values in zip(parts, inputs, strict=True):
-                plt.store(window_out.at[seq, to, part], values)
-
     layer, slot, _ = where()
     taps = [
         tuple(plt.load(conv_weight.at[layer, part, at[tap]]) for part in parts)
@@ -233,7 +238,6 @@ def _body(dims: Dims, tile_v: int, warps: int, *refs: Any) -> None:
         layer, slot, seq = where()
         following = fetch((layer, slot, seq), number + 1, accepted)
 
-        leave(seq, number, row)
         window = (*window, row)
         is_new = number >= accepted
         fresh = gates(raw_a, raw_b, log_a, bias)
@@ -269,9 +273,6 @@ def _body(dims: Dims, tile_v: int, warps: int, *refs: Any) -> None:
             plt.store(recurrent_out.at[layer, slot, *place], state)
 
         return state, window[1:], choose(number + 1 >= accepted, *following)
-
-    for i, inputs in enumerate(window):
-        leave(seq, at[i] - before, inputs)
 
     # One loop for both, with bounds known only when it runs: a row replayed must leave the state
     # that it left when it was run, whatever the number of rows the program was compiled for.
@@ -325,57 +326,105 @@ def unit(x: jax.Array) -> jax.Array:
     return x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + L2_EPS)
 
 
-def gated_norm(
+def _settle(
+    pools: Sequence[jax.Array],
+    rows: Sequence[jax.Array],
     o: jax.Array,
     z: jax.Array,
     o_norm: jax.Array,
     layer: int,
+    pending: jax.Array,
+    slot: jax.Array,
     *,
     eps: float,
     impl: Impl,
-    tile: int = 16,
-    form: Form | None = None,
+    form: Form | None,
     warps: int = 4,
-) -> jax.Array:
-    """`o / rms(o) · o_norm · silu(z)`, the mean square taken over each head's values.
+) -> Any:
+    """The output norm `gated` of a head of a row a program; and the pools as the next step needs
+    them, which the programs of the first rows bring about, each for some channels.
 
     Args:
-        o: `[P, T, Hv·dv]` float32.
-        z: `[P, T, Hv·dv]`.
+        pools: `conv`, `pending_x`, `pending_g` and `pending_beta` of `delta_step`.
+        rows: what goes into the last three of the new rows.
+        o: `[b, T, Hv·dv]` float32.
+        z: the same, in the model's type.
         o_norm: `[Lg, dv]`.
-        layer: index into `o_norm`.
+        layer: which of the stacks.
+        pending: as `delta_step` has it.
+        slot: the same.
         eps: added to the mean square.
-        impl: "kernel" or "interpret"; the plain form is `gated`.
-        tile: rows a program, a power of two that divides `T`.
+        impl: "kernel" or "interpret".
         form: in which what follows wants its inputs; None for as they are.
         warps: warps a program.
 
     Returns:
-        `[P, T, Hv·dv]` in the type of z, or of the form.
+        `[b, T, Hv·dv]` in the type of z, or of the form; then the pools.
     """
-    dv = o_norm.shape[-1]
-    index = as_data(layer, form.index if form else 0)
-    args, tree = jax.tree.flatten((index, o, z, o_norm, form.scale if form else None))
+    (seqs, T, width), dv = o.shape, o_norm.shape[-1]
+    heads, (before, C), P = width // dv, pools[0].shape[2:], pools[1].shape[2]
+    share = -(-C // heads)
+    index, scales = as_data(layer, form.index if form else 0), form.scale if form else None
+    args, tree = jax.tree.flatten((pools, rows, index, (o, z, o_norm, scales), (pending, slot)))
+
+    def norm(at: Any, index: Any, given: Any, out: Any) -> None:
+        (seq, t, head), (o, z, o_norm, scales) = at, given
+        k = head * dv + jnp.arange(dv)[None]
+        scale = plt.load(o_norm.at[index[0], jnp.arange(dv)]).astype(jnp.float32)
+        y = gated(plt.load(o.at[seq, t, k]), plt.load(z.at[seq, t, k]), scale[None], eps)
+        store(out, (seq, t), k, y, form, scales, index[1])
+
+    def keep(at: Any, layer: Any, pools: Any, rows: Any, whose: Any, outs: Any) -> None:
+        (seq, zero, head), (pending, slot) = at, whose
+        slot, times = plt.load(slot.at[seq]), [zero + t for t in range(T)]
+        accepted = jnp.clip(plt.load(pending.at[slot]), 0, P)
+        within = jnp.arange(pl.next_power_of_2(share))
+        channel = head * share + within
+        mine = (within < share) & (channel < C)
+
+        def last(number: jax.Array) -> jax.Array:
+            """What the convolution looked back to so many rows after the first that it kept."""
+            conv, pending_x = pools[:2]
+            old = conv.at[layer, slot, jnp.minimum(number, before - 1), channel]
+            new = pending_x.at[layer, slot, jnp.clip(number - before, 0, P - 1), channel]
+            is_old, nothing = number < before, jnp.zeros((), conv.dtype)
+            old = plt.load(old, mask=mine & is_old, other=nothing)
+            return jnp.where(is_old, old, plt.load(new, mask=mine & ~is_old, other=nothing))
+
+        x, *gates = rows
+        window = [last(accepted + i) for i in range(before)]
+        fresh = [plt.load(x.at[seq, t, channel], mask=mine, other=0.0) for t in times]
+        if impl == "kernel":
+            # What one thread overwrites another has read.
+            plt.debug_barrier()
+        conv, pending_x, *pending_gates = outs
+        for i, values in enumerate(window):
+            plt.store(conv.at[layer, slot, zero + i, channel], values, mask=mine)
+        for t, values in zip(times, fresh, strict=True):
+            plt.store(pending_x.at[layer, slot, t, channel], values, mask=mine)
+            for gate, out in zip(gates, pending_gates, strict=True):
+                plt.store(out.at[layer, slot, t, head], plt.load(gate.at[seq, t, head]))
 
     def body(*refs: Any) -> None:
-        index, o, z, o_norm, scales = jax.tree.unflatten(tree, refs[:-1])
-        piece, part, head = (pl.program_id(axis) for axis in range(3))
-        place = (piece, pl.ds(part * tile, tile), pl.ds(head * dv, dv))
-        scale = plt.load(o_norm.at[index[0], jnp.arange(dv)]).astype(jnp.float32)
-        out = gated(plt.load(o.at[*place]), plt.load(z.at[*place]), scale[None], eps)
-        lead = (piece, (part * tile + jnp.arange(tile))[:, None])
-        k = (head * dv + jnp.arange(dv))[None]
-        store(refs[-1], lead, k, out, form, scales, index[1])
+        given, (out, *outs) = refs[: len(args)], refs[len(args) :]
+        pools, rows, index, normed, whose = jax.tree.unflatten(tree, given)
+        at = [pl.program_id(axis) for axis in range(3)]
+        norm(at, index, normed, out)
+        pl.when(at[1] == 0)(lambda: keep(at, index[0], pools, rows, whose, outs))
 
-    pieces, T, width = o.shape
+    shape = jax.ShapeDtypeStruct
     return triton_call(
         body,
         *args,
-        grid=(pieces, T // tile, width // dv),
-        out_shape=jax.ShapeDtypeStruct(z.shape, form_type(form, z.dtype)),
+        grid=(seqs, T, heads),
+        out_shape=(
+            shape(z.shape, form_type(form, z.dtype)),
+            *(shape(pool.shape, pool.dtype) for pool in pools),
+        ),
         impl=impl,
-        name="gated_norm",
+        name="delta_settle",
         warps=warps,
+        aliases={i: i + 1 for i in range(len(pools))},
     )
 
 
@@ -462,7 +511,15 @@ def _reference(
 
     o, state, left = each(run, 1, slot, x, g, beta)
     y = rowwise(lambda o, z: gated(o, z, o_norm[layer], eps), ROW_TILE, o, z.reshape(o.shape))
-    return Step(y.reshape(z.shape), recurrent.at[layer, slot].set(state), left, g, beta)
+    at = layer, slot, slice(0, x.shape[1])
+    return Step(
+        y.reshape(z.shape),
+        conv.at[layer, slot].set(left),
+        recurrent.at[layer, slot].set(state),
+        pending_x.at[at].set(x),
+        pending_g.at[at].set(g),
+        pending_beta.at[at].set(beta),
+    )
 
 
 def _windows(rows: jax.Array, taps: int) -> jax.Array:

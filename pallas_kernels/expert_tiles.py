@@ -112,8 +112,3 @@ def activated(
     gate, up = (jnp.sum(jnp.where(which, halves, 0.0), axis=0) for which in (first, ~first))
     gate = (gate * jax.nn.sigmoid(gate)).astype(dtype).astype(jnp.float32)
     return gate * up
-
-
-def dots(w: jax.Array, h: jax.Array) -> jax.Array:
-    """Rows `[n, K]` of an unquantised weight times inputs `[K]` -> `[n]` float32."""
-    return jnp.sum(w.astype(jnp.float32) * h.astype(jnp.float32)[None, :], axis=1)

@@ -5,8 +5,8 @@
     y_i = h W_iᵀ                   for unquantised weights of few rows: routers, gates
 
 A program takes some rows of one weight, and some of the inputs; the norm is done again by each,
-which takes less time than waiting for another kernel. Each row of `x` is treated as if it were
-alone, and as kernels for a whole layer treat it (`products.normed_row`, `expert_tiles.dots`).
+which takes less time than waiting for another kernel. The rows of `x` are added up side by side:
+all warps share each of them, however many there are, so that a row has the bits it has alone.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.backend import Impl, as_data, triton_call
-from pallas_kernels.expert_tiles import dots
 from pallas_kernels.matmul import in_order, placed_at
-from pallas_kernels.products import normed_row
 from pallas_kernels.weights import Dense, linear, quantise
 
 HEIGHT = 4
@@ -69,6 +67,15 @@ def reference(
     grow = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     h = (wide * grow * (1.0 + norm[layer].astype(jnp.float32))).astype(x.dtype)
     return Normed([formed(h, f) for f in forms], [linear(h, w, i) for w, i in small])
+
+
+def normed_tile(x: Any, r: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
+    """Inside a kernel: rows `r` of a reference to `[R, K]` over their root mean square, times
+    `gain [K]` float32."""
+    K = x.shape[-1]
+    wide = plt.load(x.at[r[:, None], jnp.arange(K)[None, :]]).astype(jnp.float32)
+    grow = jax.lax.rsqrt(jnp.sum(wide * wide, axis=1) / K + eps)
+    return (wide * grow[:, None] * gain[None, :]).astype(x.dtype)
 
 
 def formed(h: jax.Array, form: Form) -> jax.Array:
@@ -168,26 +175,27 @@ def _launch(
         gain = 1.0 + plt.load(norm.at[index[0], k]).astype(jnp.float32)
 
         # Rows past the end are the last one over again.
-        numbers = [jnp.minimum(pl.program_id(1) * rows + i, R - 1) for i in range(rows)]
-
-        def normed_rows() -> list[tuple[jax.Array, jax.Array]]:
-            return [(r, normed_row(x, r, gain, eps)) for r in numbers]
+        r = jnp.minimum(pl.program_id(1) * rows + jnp.arange(rows), R - 1)
 
         def whole(out: Any, form: Form, scale: Any, at: jax.Array) -> None:
-            for r, h in normed_rows():
-                store(out, (r,), k, h, form, scale, at)
+            h = normed_tile(x, r, gain, eps)
+            store(out, (r[:, None],), k[None, :], h, form, scale, at)
 
-        def product(out: Any, w: Any, at: jax.Array, n: jax.Array) -> None:
+        def product(out: Any, w: Any, at: jax.Array, first: jax.Array) -> None:
             height = w.shape[-2]
-            tile = plt.load(w.at[at, (n % height)[:, None], k[None, :]])
-            for r, h in normed_rows():
-                plt.store(out.at[r, n], dots(tile, h).astype(out.dtype), mask=n < height)
+            numbers = [first + i for i in range(HEIGHT)]
+            some = [plt.load(w.at[at, n % height, k]) for n in numbers]
+            h = normed_tile(x, r, gain, eps).astype(jnp.float32)
+            for n, row in zip(numbers, some, strict=True):
+                y = jnp.sum(row.astype(jnp.float32)[None, :] * h, axis=1)
+                there = jnp.broadcast_to(n < height, r.shape)
+                plt.store(out.at[r, n], y.astype(out.dtype), mask=there)
 
         for i, form in enumerate(forms):
             pl.when(item == i)(partial(whole, outs[i], form, scales[i], index[1 + i]))
         before = len(forms)
         for i, (w, count) in enumerate(zip(weights, counts, strict=True), start=before):
-            n = (item - before) * HEIGHT + jnp.arange(HEIGHT)
+            n = (item - before) * HEIGHT
             pl.when((item >= before) & (item < before + count))(
                 partial(product, outs[i], w, index[1 + i], n)
             )

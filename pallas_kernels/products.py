@@ -89,21 +89,6 @@ def gathered(x: Any, row: jax.Array, start: jax.Array, there: jax.Array) -> Colu
     return load
 
 
-def normed_row(x: Any, lead: Any, gain: jax.Array, eps: float) -> jax.Array:
-    """A row `[K]` over its root mean square, times `gain`.
-
-    Args:
-        x: reference to `[…, K]`.
-        lead: leading indices into it, or the only one.
-        gain: `[K]` float32.
-        eps: added to the mean square.
-    """
-    lead = lead if isinstance(lead, tuple) else (lead,)
-    wide = plt.load(x.at[*lead, jnp.arange(x.shape[-1])]).astype(jnp.float32)
-    grow = lax.rsqrt(jnp.sum(wide * wide) / x.shape[-1] + eps)
-    return (wide * grow * gain).astype(x.dtype)
-
-
 def product(
     w: Any,
     lead: tuple,

@@ -19,7 +19,7 @@ RULES: Sequence[tuple[str, str]] = (
     (r"fusion|^loop_|^input_|^wrapped_", "XLA's fusions"),
     (r"memcpy|memset|^copy", "copies"),
     (r"expert|moe|router|gate_up|weighted_sum", "experts"),
-    (r"delta|gdn|conv1d|causal|gated_norm", "delta"),
+    (r"delta|gdn|conv1d|causal", "delta"),
     (r"attention|attend|rotary", "attention"),
     (r"head|logit|sampl|likeliest|argmax|top_?k|sort", "sampling"),
     (r"project|matmul|qkv|linear|norm", "projection"),

@@ -5,7 +5,6 @@ The rule itself is in `pallas_kernels`, where plain JAX and kernels stand side b
 """
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,22 +21,6 @@ from pallas_kernels.delta_plain import Memory, Places, chunk
 from pallas_kernels.delta_step import Dims, delta_step, gated, gates
 
 
-class Held(NamedTuple):
-    """What a decode or verify step leaves of one layer for the next step; see `keep`.
-
-    Attributes:
-        conv: `[b, W-1, C]` last inputs of the convolution before the rows.
-        x: `[b, T, C]` inputs of the convolution of the rows.
-        g: `[b, T, Hv]` float32, their log decay.
-        beta: `[b, T, Hv]` float32, their write strength.
-    """
-
-    conv: jax.Array
-    x: jax.Array
-    g: jax.Array
-    beta: jax.Array
-
-
 def gated_delta(
     p: GatedDelta,
     layer: int,
@@ -46,7 +29,7 @@ def gated_delta(
     state: State,
     which: Pieces | Rows,
     mode: Mode,
-) -> tuple[jax.Array, State, Held | None]:
+) -> tuple[jax.Array, State]:
     """`x + out_proj(mixer(norm(x)))` and the state after it.
 
     Args:
@@ -58,10 +41,6 @@ def gated_delta(
         which: pieces advance the state of their slots by their valid tokens; nothing may be pending
             there. Rows replay what is pending, leave the state there and become pending themselves.
         mode: see `Mode`.
-
-    Returns:
-        The rows, the state, and for rows what is still to be kept of them: once for all layers,
-        since scattering a layer at a time costs more than the layer's arithmetic.
     """
     projections = (p.in_proj_qkv, p.in_proj_z, p.in_proj_b, p.in_proj_a)
     _, (qkv, z, b, a) = normed_products(x, p.norm, projections, layer, cfg.rms_norm_eps, mode)
@@ -74,27 +53,13 @@ def gated_delta(
         scratch = state.pending.shape[0] - 1
         how = {"scratch": scratch, "eps": cfg.rms_norm_eps, "form": form}
         y, recurrent, conv = delta_chunks(*inputs, *memory, places, impl=impl, **how)
-        state, held = replace(state, conv=conv, recurrent=recurrent), None
+        state = replace(state, conv=conv, recurrent=recurrent)
     else:
         pending = state.pending_x, state.pending_g, state.pending_beta, state.pending
         how = {"eps": cfg.rms_norm_eps, "form": form}
         step = delta_step(*inputs, *memory, *pending, which.slot, impl=impl, **how)
-        y, held = step.y, Held(step.conv, qkv, step.g, step.beta)
-        state = replace(state, recurrent=step.recurrent)
-    return add_product(x, y, p.out_proj, layer, mode, form is not None), state, held
-
-
-def keep(state: State, rows: Rows, held: list[Held]) -> State:
-    """The state with what each layer of a decode or verify step has left."""
-    conv, x, g, beta = (jnp.stack(leaves) for leaves in zip(*held, strict=True))
-    at = (slice(None), rows.slot, slice(0, x.shape[2]))
-    return replace(
-        state,
-        conv=state.conv.at[:, rows.slot].set(conv),
-        pending_x=state.pending_x.at[at].set(x),
-        pending_g=state.pending_g.at[at].set(g),
-        pending_beta=state.pending_beta.at[at].set(beta),
-    )
+        y, state = step.y, replace(state, **step.pools())
+    return add_product(x, y, p.out_proj, layer, mode, form is not None), state
 
 
 def gated_delta_alone(p: GatedDelta, layer: int, cfg: Config, x: jax.Array) -> jax.Array:

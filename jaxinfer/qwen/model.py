@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxinfer.qwen.attention import attention, attention_alone, rotary
 from jaxinfer.qwen.cache import Cache, Place
 from jaxinfer.qwen.config import CHUNK, Config
-from jaxinfer.qwen.gated_delta import Held, gated_delta, gated_delta_alone, keep
+from jaxinfer.qwen.gated_delta import gated_delta, gated_delta_alone
 from jaxinfer.qwen.mode import PREFILL, TRAIN, Mode
 from jaxinfer.qwen.moe import moe
 from jaxinfer.qwen.norms import rms_norm
@@ -228,19 +228,15 @@ def _layers(
     mode: Mode,
 ) -> tuple[jax.Array, State]:
     turn = rotary(cfg, positions, mode)
-    held: list[Held] = []
     for number in range(cfg.num_layers):
         with jax.named_scope(f"layer_{number}"):
             if number in cfg.gdn_layers:
                 index = cfg.gdn_layers.index(number)
-                x, state, rest = gated_delta(params.gdn, index, cfg, x, state, which, mode)
-                held += [rest] if rest is not None else []
+                x, state = gated_delta(params.gdn, index, cfg, x, state, which, mode)
             else:
                 index = cfg.attention_layers.index(number)
                 cache = Cache(state.k, state.v, index)
                 x, cache = attention(params.attention, index, cfg, x, turn, cache, place, mode)
                 state = replace(state, k=cache.k, v=cache.v)
             x = moe(params.moe, number, cfg, x, mode)
-    if isinstance(which, Rows) and held:
-        state = keep(state, which, held)
     return norm(x, params.norm, cfg.rms_norm_eps, mode), state

@@ -57,7 +57,7 @@ def test_times_are_added_up_by_family_and_by_name_without_numbers() -> None:
         ("project", "projection"),
         ("paged_attention_sum", "attention"),
         ("rotary_cache", "attention"),
-        ("gated_norm", "delta"),
+        ("delta_settle", "delta"),
         ("argmax_parts", "sampling"),
         ("sampling_settle", "sampling"),
         ("gemm_fusion_dot_12", "matrix products of libraries"),

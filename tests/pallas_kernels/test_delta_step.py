@@ -73,7 +73,6 @@ def assert_same(a: jax.Array, b: jax.Array) -> None:
 
 
 HEADS = (1, 2, 16, 32)
-POOLS = ("recurrent", "conv", "pending_x", "pending_g", "pending_beta", "pending")
 
 
 def rows(args: dict[str, jax.Array], begin: int, end: int) -> dict[str, jax.Array]:
@@ -82,22 +81,14 @@ def rows(args: dict[str, jax.Array], begin: int, end: int) -> dict[str, jax.Arra
 
 def after(args: dict[str, jax.Array], out: Step, accepted: int) -> dict[str, jax.Array]:
     """The pools after a step with these arguments, of whose rows so many were accepted."""
-    slot, T = args["slot"], args["x"].shape[1]
-    return {
-        "recurrent": out.recurrent,
-        "conv": args["conv"].at[1, slot].set(out.conv),
-        "pending_x": args["pending_x"].at[1, slot, :T].set(args["x"]),
-        "pending_g": args["pending_g"].at[1, slot, :T].set(out.g),
-        "pending_beta": args["pending_beta"].at[1, slot, :T].set(out.beta),
-        "pending": args["pending"].at[slot].set(accepted),
-    }
+    return out.pools() | {"pending": args["pending"].at[args["slot"]].set(accepted)}
 
 
 def check_replay(args: dict[str, jax.Array], impl: Impl, **how: int) -> None:
     """Rows verified together give the bits of rows run one by one, and so do their replays."""
     T = args["x"].shape[1]
     together = step(args, impl, **how)
-    pools = {name: args[name] for name in POOLS}
+    pools: dict[str, jax.Array] = {}
     for t in range(T):
         one = rows(args | pools, t, t + 1)
         out = step(one, impl, **how)

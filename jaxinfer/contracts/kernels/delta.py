@@ -85,6 +85,7 @@ _WEIGHTS: dict[str, Any] = {
 _ENTRY = Spec("P", "int32", distinct(1, "B-1"), index="B")
 _ROW = "b T H"
 _POOL = "L B P H"
+_POOLS = ("conv", "recurrent", "pending_x", "pending_g", "pending_beta")
 
 CONTRACTS = (
     Contract(
@@ -104,10 +105,11 @@ CONTRACTS = (
         },
         results={
             "y": Spec("b T H*e", "bfloat16"),
+            "conv": Spec("L B W-1 C", "bfloat16"),
             "recurrent": Spec("L B H d e", "float32", tolerance=1e-3),
-            "conv": Spec("b W-1 C", "bfloat16"),
-            "g": Spec(_ROW, "float32", tolerance=1e-4),
-            "beta": Spec(_ROW, "float32", tolerance=1e-4),
+            "pending_x": Spec("L B P C", "bfloat16"),
+            "pending_g": Spec(_POOL, "float32", tolerance=1e-4),
+            "pending_beta": Spec(_POOL, "float32", tolerance=1e-4),
         },
         reference=_step,
         candidates={"triton": Candidate(_step, around(delta_step, tile_v=(32, 64, 128)))},
@@ -118,7 +120,7 @@ CONTRACTS = (
         },
         edges={"two sequences": {**_TINY, "C": 64, "b": 2, "T": 2, "B": 5}},
         tolerance=2e-2,
-        overwrites={"recurrent": "recurrent"},
+        overwrites={name: name for name in _POOLS},
         stack="L",
         invariant={"b": "rows", "T": "prefix", "B": "labels"},
         arrange=_forget_the_rejected,

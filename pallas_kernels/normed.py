@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
@@ -74,7 +75,7 @@ def normed_tile(x: Any, r: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
     `gain [K]` float32."""
     K = x.shape[-1]
     wide = plt.load(x.at[r[:, None], jnp.arange(K)[None, :]]).astype(jnp.float32)
-    grow = jax.lax.rsqrt(jnp.sum(wide * wide, axis=1) / K + eps)
+    grow = lax.rsqrt(jnp.sum(wide * wide, axis=1) / K + eps)
     return (wide * grow[:, None] * gain[None, :]).astype(x.dtype)
 
 
@@ -132,7 +133,7 @@ def normed(
         small: stacks of weights `[L, N_i, K]`, and which of each.
         eps: of the norm.
         impl: how to compute.
-        rows: of the inputs, a program.
+        rows: of the inputs, a program of products.
         warps: a program; another number adds up in another order.
     """
     if impl == "plain":
@@ -161,7 +162,8 @@ def _launch(
 ) -> Normed:
     R, K = x.shape
     heights = [w.shape[-2] for w in weights]
-    counts = [-(-height // HEIGHT) for height in heights]
+    blocks = -(-R // rows)
+    counts = [R] * len(scales) + [-(-height // HEIGHT) * blocks for height in heights]
     flat, tree = jax.tree.flatten((index, x, norm, scales, weights))
     shape = jax.ShapeDtypeStruct
     types = [x.dtype if scale is None else jnp.float8_e4m3fn for scale in scales]
@@ -171,18 +173,19 @@ def _launch(
     def body(*refs: Any) -> None:
         index, x, norm, scales, weights = jax.tree.unflatten(tree, refs[: len(flat)])
         outs = refs[len(flat) :]
-        item, k = pl.program_id(0), jnp.arange(K)
+        program, k = pl.program_id(0), jnp.arange(K)
         gain = 1.0 + plt.load(norm.at[index[0], k]).astype(jnp.float32)
 
-        # Rows past the end are the last one over again.
-        r = jnp.minimum(pl.program_id(1) * rows + jnp.arange(rows), R - 1)
-
-        def whole(out: Any, form: Form, scale: Any, at: jax.Array) -> None:
+        def whole(out: Any, form: Form, scale: Any, at: jax.Array, number: jax.Array) -> None:
+            r = number + jnp.arange(1)
             h = normed_tile(x, r, gain, eps)
             store(out, (r[:, None],), k[None, :], h, form, scale, at)
 
-        def product(out: Any, w: Any, at: jax.Array, first: jax.Array) -> None:
+        def product(out: Any, w: Any, at: jax.Array, number: jax.Array) -> None:
             height = w.shape[-2]
+            first = lax.div(number, blocks) * HEIGHT
+            # Rows past the end are the last one over again.
+            r = jnp.minimum(lax.rem(number, blocks) * rows + jnp.arange(rows), R - 1)
             numbers = [first + i for i in range(HEIGHT)]
             some = [plt.load(w.at[at, n % height, k]) for n in numbers]
             h = normed_tile(x, r, gain, eps).astype(jnp.float32)
@@ -191,20 +194,20 @@ def _launch(
                 there = jnp.broadcast_to(n < height, r.shape)
                 plt.store(out.at[r, n], y.astype(out.dtype), mask=there)
 
-        for i, form in enumerate(forms):
-            pl.when(item == i)(partial(whole, outs[i], form, scales[i], index[1 + i]))
-        before = len(forms)
-        for i, (w, count) in enumerate(zip(weights, counts, strict=True), start=before):
-            n = (item - before) * HEIGHT
-            pl.when((item >= before) & (item < before + count))(
-                partial(product, outs[i], w, index[1 + i], n)
-            )
+        # Forms of single rows, whose scattered stores take long; then the products.
+        jobs = [partial(whole, outs[i], f, scales[i], index[1 + i]) for i, f in enumerate(forms)]
+        for i, w in enumerate(weights, start=len(forms)):
+            jobs.append(partial(product, outs[i], w, index[1 + i]))
+        before = 0
+        for job, count in zip(jobs, counts, strict=True):
+            here = (program >= before) & (program < before + count)
+            pl.when(here)(partial(job, program - before))
             before += count
 
     done = triton_call(
         body,
         *flat,
-        grid=(len(forms) + sum(counts), -(-R // rows)),
+        grid=(sum(counts),),
         out_shape=out,
         impl=impl,
         name="normed",

@@ -52,6 +52,7 @@ def paged_attention(
     form: Form | None = None,
     tile: int = 32,
     runs: int = 64,
+    least: int = 2,
     programs: int | None = None,
     warps: int = 8,
     stages: int = 3,
@@ -80,6 +81,7 @@ def paged_attention(
         tile: rows of a matrix product, at least 16: tokens times heads of one key head. Tokens that
             do not fit read the keys once more. Like `runs`, it decides about bits.
         runs: the most runs into which a sequence is cut.
+        least: pages of a run, at least: what is added up afterwards has to be written and read.
         programs: programs among which the runs of one sequence and key head are dealt out.
         warps: warps a program of the attention kernel.
         stages: pages in flight in it.
@@ -128,6 +130,7 @@ def paged_attention(
         kind=form.kind if form else None,
         tile=tile,
         runs=runs,
+        least=least,
         programs=programs or min(max(512 // (b * Hkv * tiles), 4), runs),
         warps=warps,
         stages=stages,
@@ -139,7 +142,17 @@ def paged_attention(
 
 @partial(
     jax.jit,
-    static_argnames=("kind", "tile", "runs", "programs", "warps", "stages", "columns", "impl"),
+    static_argnames=(
+        "kind",
+        "tile",
+        "runs",
+        "least",
+        "programs",
+        "warps",
+        "stages",
+        "columns",
+        "impl",
+    ),
 )
 def _launch(
     index: jax.Array,
@@ -155,6 +168,7 @@ def _launch(
     kind: type | None,
     tile: int,
     runs: int,
+    least: int,
     programs: int,
     warps: int,
     stages: int,
@@ -168,7 +182,7 @@ def _launch(
     rows, tiles, f32 = b * T, pl.cdiv(T, tile // (H // Hkv)), jnp.float32
     form = None if kind is None else Form(kind, scales)
     parts = triton_call(
-        partial(_attend, T=T, tiles=tiles, tile=tile, runs=runs),
+        partial(_attend, T=T, tiles=tiles, tile=tile, runs=runs, least=least),
         index,
         q.reshape(rows, H, d),
         k_pages,
@@ -190,7 +204,8 @@ def _launch(
     gates = q_gate.reshape(rows, H, 2 * d)
     flat, tree = jax.tree.flatten((index, scales, *parts, gates, start, valid))
     room = page * table.shape[1]
-    add_up = partial(_add_up, T=T, page=page, room=room, columns=columns, form=form)
+    how = {"T": T, "page": page, "room": room, "least": least, "columns": columns}
+    add_up = partial(_add_up, **how, form=form)
 
     def body(*refs: Any) -> None:
         given: list[Any] = jax.tree.unflatten(tree, refs[:-1])
@@ -298,6 +313,7 @@ def _attend(
     tiles: int,
     tile: int,
     runs: int,
+    least: int,
 ) -> None:
     """Program `(p, g, s)`: every so many runs of sequence `s` for some tokens' heads of one key."""
     p, g, s = (pl.program_id(axis) for axis in range(3))
@@ -326,7 +342,7 @@ def _attend(
 
     def attend_runs(turn: jax.Array, _: None) -> None:
         """All runs of this program, of the length that fits the lowest or the highest index."""
-        span = _span(jnp.where(turn == 0, lowest, last), size, runs)
+        span = _span(jnp.where(turn == 0, lowest, last), size, runs, least)
         live = jnp.minimum(lax.div(last_page, span) + 1, runs)
 
         def attend_run(lap: jax.Array, _: None) -> None:
@@ -355,7 +371,7 @@ def _attend(
             )
             end = jnp.minimum((run + 1) * span, last_page + 1)
             _, peak, total, o = lax.fori_loop(run * span, end, attend_page, first)
-            mine = (index >= 0) & (_span(index, size, runs) == span)
+            mine = (index >= 0) & (_span(index, size, runs, least) == span)
             plt.store(peak_out.at[row, head, run], peak, mask=mine)
             plt.store(total_out.at[row, head, run], total, mask=mine)
             to = o_out.at[row[:, None], head[:, None], run, whole[None, :]]
@@ -364,7 +380,9 @@ def _attend(
         lax.fori_loop(0, lax.div(live - first_run + deal - 1, deal), attend_run, None)
 
     # The tokens of a call seldom differ in how their sequence is cut.
-    turns = 1 + (_span(lowest, size, runs) != _span(last, size, runs)).astype(jnp.int32)
+    turns = 1 + (_span(lowest, size, runs, least) != _span(last, size, runs, least)).astype(
+        jnp.int32
+    )
     lax.fori_loop(0, turns * (last >= lowest).astype(jnp.int32), attend_runs, None)
 
 
@@ -373,9 +391,9 @@ def _count(start: jax.Array, valid: jax.Array, T: int, room: int) -> jax.Array:
     return jnp.minimum(jnp.minimum(valid, T), room - start)
 
 
-def _span(index: jax.Array, page: int, runs: int) -> jax.Array:
+def _span(index: jax.Array, page: int, runs: int, least: int) -> jax.Array:
     """Pages of a run for the token at `index`: the fewest with which `runs` runs reach it."""
-    return lax.div(index, page * runs) + 1
+    return jnp.maximum(lax.div(index, page * runs) + 1, least)
 
 
 def _add_up(
@@ -392,6 +410,7 @@ def _add_up(
     T: int,
     page: int,
     room: int,
+    least: int,
     columns: int,
     form: Form | None,
 ) -> None:
@@ -401,7 +420,9 @@ def _add_up(
     runs, d = parts.shape[2:]
     begin = plt.load(start.at[s])
     index, count = begin + t, _count(begin, plt.load(valid.at[s]), T, room)
-    live = jnp.where(t < count, lax.div(lax.div(index, page), _span(index, page, runs)) + 1, 0)
+    live = jnp.where(
+        t < count, lax.div(lax.div(index, page), _span(index, page, runs, least)) + 1, 0
+    )
     counts = jnp.arange(runs) < live
     peak = plt.load(peaks.at[row, h, :], mask=counts, other=-jnp.inf)
     total = plt.load(totals.at[row, h, :], mask=counts, other=0.0)

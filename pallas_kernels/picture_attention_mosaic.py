@@ -144,6 +144,7 @@ class Work(NamedTuple):
     query: jax.Array
 
 
+@partial(jax.jit, static_argnames=("n", "heads", "tiles", "impl"))
 def _call(
     query: jax.Array,
     key: jax.Array,
@@ -157,7 +158,7 @@ def _call(
     impl: Impl,
 ) -> jax.Array:
     """Query the first third of the columns of `[R, 3·H·32]` uint32, key `[R, H·64]`, values the
-    last third of `[R, 3·H·64]`, inverse `[1]`."""
+    last third of `[R, 3·H·64]`, inverse `[1]`. Jitted, to be lowered once for all layers."""
     consumers, stages, blocks = tiles.consumers, tiles.stages, n // tiles.keys
     pieces = pl.cdiv(n, consumers * ROWS)
     items = query.shape[0] // n * heads * pieces

@@ -4,6 +4,7 @@ A program takes some rows of one weight and all of K for up to 64 rows of `h`, e
 treated as if it were alone. K is cut into parts that are added up in a tree, as in
 `pallas_kernels.products`. Parts lie side by side in a tile where the weight has few rows; where it
 has many they take turns, each adding to a total of its own, and no column is computed in vain.
+E4M3 weights meet E4M3 inputs as they are (`pallas_kernels.e4m3`); others are converted.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.backend import Impl, as_data, triton_call
-from pallas_kernels.matmul import SPANS, place, scales, source, words
+from pallas_kernels.e4m3 import e4m3_dot
+from pallas_kernels.matmul import SPANS, place, rounds, scales, source, words
 from pallas_kernels.products import (
     columns,
     diagonal,
@@ -78,7 +80,8 @@ def reference(
     dtype: Any = jnp.bfloat16,
 ) -> list[jax.Array]:
     """See `project`."""
-    kinds = [type(place(w, layer)[0]) for w in weights]
+    stacks = [place(w, layer)[0] for w in weights]
+    kinds = [Dense if rounds(w) else type(w) for w in stacks]
     rows = [natural(x, kind) for x, kind in zip(h, kinds, strict=True)]
     out = [linear(x, w, layer, dtype) for x, w in zip(rows, weights, strict=True)]
     return out if residual is None else [residual + y for y in out]
@@ -103,8 +106,8 @@ def project(
     """Multiply rows with weights, each with its own input.
 
     Args:
-        h: for each weight `[R, K_i]` in its form, see `pallas_kernels.normed`: in the order of its
-            kind, E4M3 if it has an input scale.
+        h: for each weight `[R, K_i]` in its form, see `pallas_kernels.normed`: E4M3 if it has an
+            input scale, else in the order of its kind.
         weights: stacks `[L, N_i, K_i]` in any formats.
         layer: which of the stacks' matrices.
         residual: `[R, N]` to add, if there is one weight.
@@ -158,6 +161,7 @@ def _launch(
                     index=index[i],
                     size=sizes[i],
                     kind=type(stacks[i]),
+                    rounded=rounds(stacks[i]),
                     together=together,
                     impl=impl,
                     tiles=tiles,
@@ -195,11 +199,12 @@ def _tile(
     index: jax.Array,
     size: tuple[int, int],
     kind: type,
+    rounded: bool,
     together: int,
     impl: Impl,
     tiles: Tiles,
 ) -> None:
-    """Some rows of one weight with some rows of inputs."""
+    """Some rows of one weight with some rows of inputs, which may be `rounded` to E4M3."""
     (N, K), rows, R = size, tiles.rows, out.shape[0]
     step = tiles.step // 2 if kind is Dense else tiles.step
     parts, steps = split(tiles.parts, step, K, kind)
@@ -212,7 +217,7 @@ def _tile(
     def add(turn: int, number: Any, total: jax.Array) -> jax.Array:
         raw = fetch(w, (index,), n, turn * beside + part, span, span // steps, number)
         x = inputs(turn * beside * span + number * (span // steps), span // steps)
-        return total + multiply(kind, raw, x, impl)
+        return total + (e4m3_dot(raw[0], x.T) if rounded else multiply(kind, raw, x, impl))
 
     def add_all(number: Any, totals: list[jax.Array]) -> list[jax.Array]:
         return [add(turn, number, total) for turn, total in enumerate(totals)]

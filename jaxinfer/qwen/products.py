@@ -95,7 +95,7 @@ def norm_for(
     x: jax.Array, norm: jax.Array, layer: int, weights: Sequence[Weight], eps: float, mode: Mode
 ) -> list[jax.Array]:
     """Many rows `[M, D]` normed: as they are, then as each weight's product wants them."""
-    wanted = [Form(Dense), *(form(w, layer, many=True) for w in weights)]
+    wanted = [Form(Dense), *(form(w, layer) for w in weights)]
     # Without a scale the form is the kind's.
     places = [(f.kind, i if f.scale is not None else None) for i, f in enumerate(wanted)]
     distinct = dict(zip(reversed(places), reversed(wanted), strict=True))
@@ -128,16 +128,16 @@ def form_after(w: Weight, layer: int, mode: Mode) -> Form | None:
     kernel = mode.impl("projection") != "plain"
     if not kernel or isinstance(w, Observed):
         return None
-    return form(w, layer, many=mode.chunked)
+    return form(w, layer)
 
 
-def form(w: Weight, layer: int, many: bool = False) -> Form:
-    """How products with a weight want their inputs, those of few rows or of many."""
+def form(w: Weight, layer: int) -> Form:
+    """How products with a weight want their inputs."""
     one, at = place(w, layer)
-    scale = one.input_scale if isinstance(one, Fp8) else None
-    # The tensor cores that multiply E4M3 take both sides from shared memory, in any order.
-    natural = many and scale is not None
-    return Form(Dense if natural else type(one), scale, at)
+    if isinstance(one, Fp8) and one.input_scale is not None:
+        # The tensor cores that multiply E4M3 take both sides from shared memory, in any order.
+        return Form(Dense, one.input_scale, at)
+    return Form(type(one), None, at)
 
 
 def _normed(x: jax.Array, norm: jax.Array, layer: int, eps: float, mode: Mode) -> jax.Array:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.qwen.params import Matrix, _draw_weight, _weight_shapes
-from pallas_kernels import Weight
+from pallas_kernels import Dense, Weight
 from pallas_kernels.matmul import place
 from pallas_kernels.normed import Form
 
@@ -31,7 +31,8 @@ def draw_rows(*shape: int, seed: int = 0) -> jax.Array:
 
 def form(w: Weight, layer: int) -> Form:
     one, at = place(w, layer)
-    return Form(type(one), getattr(one, "input_scale", None), at)
+    scale = getattr(one, "input_scale", None)
+    return Form(type(one) if scale is None else Dense, scale, at)
 
 
 def distance(a: jax.Array, b: jax.Array) -> float:

@@ -20,7 +20,7 @@ ROWS: Mapping[str, Sizes] = {
     "32 streams": {"R": 32},
 }
 EPS = 1e-6
-_KINDS: dict[str, type] = {"dense": Dense, "fp8": Fp8, "fp8_static": Fp8, "nvfp4": Nvfp4}
+_KINDS: dict[str, type] = {"dense": Dense, "fp8": Fp8, "fp8_static": Dense, "nvfp4": Nvfp4}
 _KNOBS = {
     tiles: around(tiles, step=(64, 128, 256), width=(32, 64, 128), stages=(2, 3, 4))
     for tiles in (HEAD, TALL, SHORT)

@@ -50,11 +50,11 @@ def paged_attention(
     eps: float,
     impl: Impl,
     form: Form | None = None,
-    tile: int = 32,
+    tile: int = 16,
     runs: int = 64,
     least: int = 2,
     programs: int | None = None,
-    warps: int = 8,
+    warps: int = 4,
     stages: int = 3,
     columns: int = 64,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:

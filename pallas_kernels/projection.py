@@ -61,8 +61,8 @@ class Tiles:
 
 
 HEAD = Tiles()
-TALL = Tiles(width=64)
-SHORT = Tiles(rows=16, parts=4, beside=4)
+TALL = Tiles(width=64, stages=4)
+SHORT = Tiles(rows=16, parts=4, beside=4, step=128, stages=6)
 """For the most output features, for many, and for few: the fastest of those tried on an H200."""
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from jaxinfer.tree import tree
+from pallas_kernels.mask_changes import mask_changes
 
 ROOMS = (256, 512, 1024, 1536, 2048, 3072, 4096)
 """Sides of the squares that pictures are padded to, in pixels; multiples of `WORD`."""
@@ -44,7 +45,8 @@ class Outlines:
 
     `count`: `[P, K]` int32, the number of changes; `changes`: `[P, K, 2R]` int32, the pixels
     (x · height + y) that differ from the one before, rising, complete if `count` is at most 2R;
-    `words`: `[P, K, R, R / 32]` uint32, those pixels as bits, lowest first, for what is not.
+    `words`: `[P, K, R, R / 32]` uint32, those pixels as bits, lowest first, for what is not. What
+    lies past `count`, and bits of masks without changes, may be anything.
     """
 
     count: Any
@@ -91,11 +93,17 @@ def trace(logits: jax.Array, kept: jax.Array, places: Places) -> Outlines:
         kept: `[P]` int32; of each picture's masks the first so many count, the others are empty.
         places: of the pictures.
     """
+    if jax.default_backend() == "gpu":
+        return Outlines(*mask_changes(logits, kept, *_parts(places), impl="kernel"))
     counts = jnp.arange(logits.shape[1]) < kept[:, None]
-    return jax.vmap(jax.vmap(_trace, (0, 0, None)))(logits, counts, places)
+    return jax.vmap(jax.vmap(traced, (0, 0, None)))(logits, counts, places)
 
 
-def _trace(logits: jax.Array, counts: jax.Array, place: Places) -> Outlines:
+def _parts(places: Places) -> tuple[Any, Any, Any]:
+    return places.size, places.first, places.fraction
+
+
+def traced(logits: jax.Array, counts: jax.Array, place: Places) -> Outlines:
     """Of one mask `[m, m]`, empty unless it `counts`."""
     # Barriers, lest the compiler put the making of the mask into each of the sums below.
     words = lax.optimization_barrier(_changed(_on(logits, place) & counts, place))

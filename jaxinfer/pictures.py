@@ -7,6 +7,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
+if not Image.core.get_blocks_max():
+    # Pillow gives a picture's memory back at once, and to get it anew takes longer than to decode
+    # into it. It may keep 16 blocks of 16 MB; the environment's PILLOW_BLOCKS_MAX says otherwise.
+    Image.core.set_blocks_max(16)
+
 PictureLike = Any
 """A PIL image; an array (`[H, W]` or `[H, W, channels]`, 1 grey, 2 with alpha, 3 RGB, 4 RGBA);
 the path of a picture file; or the bytes of one. `Segmenter` takes a `Picture` too, as

@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -340,11 +341,14 @@ def train(
 
 
 def save(out: Path, state: TrainState) -> None:
-    """Write the averaged weights; SystemExit if they are not finite."""
+    """Write the averaged weights in place of earlier ones; SystemExit if they are not finite."""
     average = jax.device_get(state.average.model)
     if not all(np.isfinite(a).all() for a in jax.tree.leaves(average)):
         raise SystemExit("the weights are not finite: try a lower --rate")
-    write(out, CONFIG, jax.tree.map(lambda a: a.astype(np.float16), average))
+    with TemporaryDirectory(dir=out) as unfinished:
+        write(unfinished, CONFIG, jax.tree.map(lambda a: a.astype(np.float16), average))
+        for file in Path(unfinished).iterdir():
+            file.replace(out / file.name)
 
 
 def _say(line: str) -> None:

@@ -1,6 +1,7 @@
 """How the tiny segmentation checkpoint's answers are matched with the truth, and judged."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
+from checkpoints.sam import load
+from checkpoints.tiny_sam_training.architecture import CONFIG
 from checkpoints.tiny_sam_training.evaluate import overlap, summary
 from checkpoints.tiny_sam_training.losses import (
     Candidates,
@@ -20,6 +23,7 @@ from checkpoints.tiny_sam_training.losses import (
     naming,
 )
 from checkpoints.tiny_sam_training.matching import assign
+from checkpoints.tiny_sam_training.train import TrainState, save, start
 from checkpoints.tiny_sam_training.words import ANY, ATTRIBUTES
 from jaxinfer.sam import trunk
 from jaxinfer.sam.layers import differentiable
@@ -163,3 +167,13 @@ def test_figures() -> None:
         "absent_rejected": 0.5,
     }
     assert summary(kept[:1], iou[:1], wanted[:1])["absent_rejected"] is None
+
+
+def test_what_is_saved_takes_the_place_of_what_was(tmp_path: Path) -> None:
+    """Training writes its weights now and then, the last time at its end."""
+    taught = start(CONFIG, jax.random.key(0))
+    for value in (1.0, 2.0):
+        filled = jax.tree.map(lambda a, v=value: jnp.full_like(a, v), taught)
+        save(tmp_path, TrainState(filled, filled, ()))
+    assert float(load(tmp_path)[1].neck.x1_conv1.weight.min()) == 2
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]

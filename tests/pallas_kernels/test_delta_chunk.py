@@ -123,9 +123,9 @@ def test_the_chunked_form_is_the_recurrence() -> None:
     """64 tokens at once against the same tokens one after another."""
     args = inputs(at((0, 64, 64, 1, SCRATCH)))
     chunked = run(args, "plain")
-    nothing = jnp.zeros((2, ENTRIES, 1, 2))
+    nothing = jnp.zeros((2, ENTRIES, CHUNK, 2))
     rows = args | {
-        "pending_x": jnp.zeros((2, ENTRIES, 1, args["x"].shape[-1])),
+        "pending_x": jnp.zeros((2, ENTRIES, CHUNK, args["x"].shape[-1])),
         "pending_g": nothing,
         "pending_beta": nothing,
         "pending": jnp.zeros(ENTRIES, jnp.int32),

@@ -18,6 +18,7 @@ from jaxinfer.sam.compiling import jit
 from jaxinfer.sam.config import Config
 from jaxinfer.sam.model import Features, Prompts
 from jaxinfer.sam.params import Params
+from jaxinfer.sam.prepared import prepared
 
 Record = dict[str, Any]
 
@@ -75,7 +76,7 @@ def compile_programs(params: Params, cfg: Config, pixels: np.ndarray) -> Program
     )
     # Only what a call needs: to hand over a thousand arrays takes the host a while.
     embedding = (replace(params, text=None, clicks=None), jnp.asarray(pixels))
-    finding = replace(embedding[0], trunk=None, neck=None)
+    finding = replace(prepared(embedding[0]), trunk=None, neck=None)
     look = jit(lambda p, pixels: model.embed_image(p, cfg, pixels))
     find = jit(lambda p, features, prompts: model.detect(p, cfg, features, prompts))
     features = jax.eval_shape(look, *embedding)

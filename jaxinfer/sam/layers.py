@@ -79,6 +79,8 @@ def perceptron(x: jax.Array, layers: tuple[Linear, ...]) -> jax.Array:
 
 def part(p: Attention, first: int, count: int = 1) -> Linear:
     """Parts `first … first + count` of packed query, key and value: `[count D, D]`."""
+    if isinstance(p.in_proj, tuple):
+        return stack(p.in_proj[first : first + count]) if count > 1 else p.in_proj[first]
     d = p.out_proj.weight.shape[-1]
     rows = slice(first * d, (first + count) * d)
     return Linear(p.in_proj.weight[rows], p.in_proj.bias[rows])

@@ -27,9 +27,10 @@ class Norm:
 
 @tree
 class Attention:
-    """`in_proj`: query, key and value on one another, `[3 D, D]`; `out_proj`: `[D, D]`."""
+    """`in_proj`: query, key and value on one another, `[3 D, D]`, or `prepared` as three matrices;
+    `out_proj`: `[D, D]`."""
 
-    in_proj: Linear
+    in_proj: Any
     out_proj: Linear
 
 

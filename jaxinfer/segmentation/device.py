@@ -20,6 +20,7 @@ from jaxinfer.sam.config import Config
 from jaxinfer.sam.model import Features
 from jaxinfer.sam.outlines import Outlines, Places
 from jaxinfer.sam.params import Params
+from jaxinfer.sam.prepared import prepared
 from jaxinfer.tree import tree
 
 
@@ -43,8 +44,9 @@ class Parts:
             params, **nothing | {"neck": params.neck, "geometry": params.geometry}
         )
         reads = ("geometry", "encoder", "decoder", "masks", "scoring")
+        ready = prepared(params)
         self.detector: Params = replace(
-            params, **nothing | {name: getattr(params, name) for name in reads}
+            params, **nothing | {name: getattr(ready, name) for name in reads}
         )
 
 

@@ -1,6 +1,7 @@
 """What a user may rely on: other pictures, other prompts and padding change no result."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.sam.model import Detections, Features, Prompts, embed_image, embed_text
+from jaxinfer.sam.prepared import prepared
 from tests.sam.helpers import (
     find,
     golden_cases,
@@ -117,3 +119,18 @@ def test_a_picture_of_the_wrong_size_and_a_long_prompt_are_refused() -> None:
         embed_image(params, cfg, jnp.zeros((1, 48, 48, 3)))
     with pytest.raises(ValueError, match="9 tokens, the model takes 8"):
         embed_text(params, cfg, jnp.zeros((1, 9), jnp.int32))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_prepared_parameters_find_the_same(
+    features: Features, prompts: Prompts, dtype: str
+) -> None:
+    """In bfloat16 too: what is converted beforehand would have been converted."""
+
+    def cast(tree: Any) -> Any:
+        wide = jnp.float32
+        return jax.tree.map(lambda a: a.astype(dtype) if a.dtype == wide else a, tree)
+
+    params, given = cast(golden_params()), (cast(features), cast(prompts))
+    plain, ready = (find(p, golden_config(), *given)[0] for p in (params, prepared(params)))
+    assert_same(*jax.tree.map(lambda a: np.asarray(a, np.float32), (ready, plain)))

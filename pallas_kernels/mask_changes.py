@@ -6,8 +6,7 @@ A pixel of the picture lies between four logits `l`, and is on if what is betwee
 
 with `t, d_y` the logit above row y and the way from there to the next, `s, a_x` those of column x.
 It is a change if it differs from the pixel before it: the one above, or for the first of a column
-the last one of the column before. See `jaxinfer.sam.outlines` for what becomes of them, and for the
-same in plain JAX.
+the last one of the column before. See `jaxinfer.sam.outlines` for what becomes of them.
 
 Two kernels, a program of each being some columns of a mask: one finds the changes and packs them
 into words, the other lists them. Masks that do not count, columns beyond the picture, and columns
@@ -33,6 +32,33 @@ WORDS = 8
 """Of each column, that are worked on together."""
 
 
+def reference(
+    logits: jax.Array, kept: jax.Array, size: jax.Array, first: jax.Array, fraction: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """See `mask_changes`."""
+
+    def one(
+        logits: jax.Array, counts: jax.Array, size: jax.Array, first: jax.Array, fraction: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        (height, width), (top, left), (down, across) = size, first, fraction
+        columns, last, pixel = logits.astype(jnp.float32).T, len(logits) - 1, jnp.arange(len(top))
+        upper, lower = columns[:, top], columns[:, jnp.minimum(top + 1, last)]
+        between = upper + (lower - upper) * down
+        before, after = between[left], between[jnp.minimum(left + 1, last)]
+        inside = counts & (pixel < width)[:, None] & (pixel < height)
+        on = inside & (before + (after - before) * across[:, None] > 0)
+        above = jnp.concatenate([jnp.pad(on[:-1, height - 1], (1, 0))[:, None], on[:, :-1]], 1)
+        changed = inside & (on != above)
+        x, y = jnp.nonzero(changed, size=2 * len(top), fill_value=0)
+        bits = changed.reshape(len(on), -1, WORD).astype(jnp.uint32)
+        words = (bits << jnp.arange(WORD, dtype=jnp.uint32)).sum(-1, dtype=jnp.uint32)
+        return changed.sum(dtype=jnp.int32), (x * height + y).astype(jnp.int32), words
+
+    counts = jnp.arange(logits.shape[1]) < kept[:, None]
+    each = jax.vmap(one, (0, 0, None, None, None))
+    return jax.vmap(each)(logits, counts, size, first, fraction)
+
+
 def mask_changes(
     logits: jax.Array,
     kept: jax.Array,
@@ -50,13 +76,15 @@ def mask_changes(
         size: `[P, 2]` int32, height and width of the picture.
         first: `[P, 2, R]` int32, the logit before each row and each column, R a multiple of 256.
         fraction: `[P, 2, R]` float32, the way from there to the next one.
-        impl: "kernel" or "interpret".
+        impl: see `Impl`.
 
     Returns:
         How many there are, `[P, K]` int32; the first 2R of them, `x · height + y`, rising,
         `[P, K, 2R]` int32, which past their number may be anything; all of them as bits, lowest
         first, `[P, K, R, R / 32]` uint32, which may be anything where nothing counts.
     """
+    if impl == "plain":
+        return reference(logits, kept, size, first, fraction)
     (P, K), R = logits.shape[:2], first.shape[-1]
     shape, grid = partial(jax.ShapeDtypeStruct, dtype=jnp.int32), (R // COLUMNS, K, P)
     words, per_column = triton_call(

@@ -26,6 +26,8 @@ from pallas_kernels.weights import Dense, linear, quantise
 
 HEIGHT = 4
 """Rows of a small weight that a program multiplies at once."""
+FEW = 8
+"""Rows of the inputs that are shared out among more programs."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def normed(
     *,
     eps: float,
     impl: Impl,
-    rows: int = 8,
+    rows: int | None = None,
     warps: int = 8,
 ) -> Normed:
     """The norm of rows, and what else reads them.
@@ -133,7 +135,7 @@ def normed(
         small: stacks of weights `[L, N_i, K]`, and which of each.
         eps: of the norm.
         impl: how to compute.
-        rows: of the inputs, a program of products.
+        rows: of the inputs, a program of products; None for what was fastest of those tried.
         warps: a program; another number adds up in another order.
     """
     if impl == "plain":
@@ -141,7 +143,8 @@ def normed(
     index = as_data(layer, *(f.index for f in forms), *(at for _, at in small))
     scales, weights = [f.scale for f in forms], [w.w for w, _ in small]
     kinds = tuple(f.kind for f in forms)
-    rows = min(rows, 1 << (x.shape[0] - 1).bit_length())
+    count = x.shape[0]
+    rows = min(rows or (2 if count <= FEW else 8), 1 << (count - 1).bit_length())
     static = {"kinds": kinds, "eps": eps, "impl": impl, "rows": rows, "warps": warps}
     return _launch(index, x, norm, scales, weights, **static)
 

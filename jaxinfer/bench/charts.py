@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 Line = Mapping[str, Any]
 
-COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c")
+COLOURS = (
+    *("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3"),
+    *("#937860", "#da8bc3", "#8c8c8c", "#ccb974", "#64b5cd"),
+)
 
 
 def need_matplotlib() -> None:
@@ -119,7 +122,8 @@ def _load(figure: "Figure", lines: Sequence[Line]) -> None:
 def _stacked(figure: "Figure", names: Sequence[str], parts: Sequence[Line], label: str) -> None:
     axes = figure.subplots()
     lefts = [0.0] * len(parts)
-    for number, kind in enumerate(dict.fromkeys(kind for part in parts for kind in part)):
+    kinds = dict.fromkeys(kind for part in parts for kind in part)
+    for number, kind in enumerate(sorted(kinds, key=lambda kind: kind == "gaps")):
         widths = [part.get(kind, 0.0) for part in parts]
         colour = COLOURS[number % len(COLOURS)] if kind != "gaps" else "0.85"
         axes.barh(names, widths, left=lefts, color=colour, label=kind)
@@ -139,11 +143,19 @@ def _kernels(figure: "Figure", lines: Sequence[Line]) -> None:
     names = [
         f"prompt of {line['prompt']:,}"
         if "prompt" in line
-        else f"{line['streams']} at {line['context']:,}, {line['rows']} rows"
+        else f"{line['streams']} at {line['context']:,}"
+        + f", {line['rows']} rows" * (line["rows"] > 1)
         for line in lines
     ]
     parts = [{**x["families_microseconds"], "gaps": x["gaps_microseconds"]} for x in lines]
-    _stacked(figure, names, parts, "microseconds a decode step, or a prompt")
+    # Shares, since a prompt takes a hundred times as long as a step.
+    sums = [sum(part.values()) for part in parts]
+    names = [f"{name}: {total / 1e3:.3g} ms" for name, total in zip(names, sums, strict=True)]
+    shares = [
+        {kind: 100 * time / total for kind, time in part.items()}
+        for part, total in zip(parts, sums, strict=True)
+    ]
+    _stacked(figure, names, shares, "percent of a decode step, or of a prompt, gaps included")
 
 
 def _ablation(figure: "Figure", lines: Sequence[Line]) -> None:

@@ -53,7 +53,7 @@ def _about(lines: Sequence[Line]) -> str:
 
 def _bars(axes: "Axes", names: Sequence[str], values: Sequence[float], label: str) -> None:
     bars = axes.barh(range(len(values)), values, color=COLOURS[0])
-    axes.bar_label(bars, fmt="{:,.3g}", padding=3)
+    axes.bar_label(bars, [f"{x:,.0f}" if x >= 1000 else f"{x:.3g}" for x in values], padding=3)
     axes.set_yticks(range(len(values)), names)
     axes.invert_yaxis()
     axes.grid(axis="x", color="0.9")

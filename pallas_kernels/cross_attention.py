@@ -58,20 +58,23 @@ def cross_attention(
     *,
     seen: jax.Array | None = None,
     bias: tuple[jax.Array, jax.Array] | None = None,
-    first: tuple[int, int] = (0, 0),
+    first: tuple[int, int, int] = (0, 0, 0),
+    width: int | None = None,
     impl: Impl,
     tiles: Tiles | None = None,
 ) -> jax.Array:
     """Attention of T queries to S tokens.
 
     Args:
-        query: `[P, T, H d]`; bfloat16 unless `impl` is "plain", then d is a power of two from 16.
-        key: `[P, S, N]`, of which H d channels count.
+        query: `[P, T, N]`, of which H d channels count; bfloat16 unless `impl` is "plain", then d
+            is a power of two from 16.
+        key: `[P, S, N']` likewise.
         value: likewise.
         heads: H.
         seen: `[P, S]` bool, True at tokens that count, which is one at least; None for all.
         bias: rows and columns, both `[P, T, H, g]` float32, S = g²; None for none.
-        first: which H d channels of keys, and of values.
+        first: which H d channels of queries, of keys, and of values.
+        width: H d; None for all channels of queries.
         impl: see `Impl`.
         tiles: how to cut the work.
 
@@ -81,16 +84,16 @@ def cross_attention(
     Raises:
         ValueError: the kernel does not know the type or the width of a head.
     """
-    prompts, length, width = query.shape
+    prompts, length, _ = query.shape
+    width = width or query.shape[-1]
     d = width // heads
     parts = [a.reshape(*a.shape[:2], -1, d) for a in (query, key, value)]
     if impl == "plain":
-        q, k, v = parts
-        k, v = (a[:, :, i * heads : (i + 1) * heads] for a, i in zip((k, v), first, strict=True))
+        q, k, v = (a[:, :, i * heads : (i + 1) * heads] for a, i in zip(parts, first, strict=True))
         mask = None if seen is None else seen[:, None, None]
         added = None if bias is None else _grid(*bias).astype(query.dtype)
         out = jax.nn.dot_product_attention(q, k, v, bias=added, mask=mask, implementation="xla")
-        return out.reshape(query.shape)
+        return out.reshape(prompts, length, width)
     if not fits(query.dtype, d):
         raise ValueError(
             f"the kernel attends in bfloat16 with heads of 16, 32, 64 or 128 channels; these are "
@@ -98,7 +101,7 @@ def cross_attention(
         )
 
     tiles = tiles or Tiles()
-    begin = first[0] * heads, first[1] * heads
+    begin = tuple(each * heads for each in first)
     args, tree = jax.tree.flatten((*parts, None if seen is None else seen.astype(jnp.int32), bias))
 
     def body(*refs: Any) -> None:
@@ -115,7 +118,7 @@ def cross_attention(
         warps=tiles.warps,
         stages=tiles.stages,
     )
-    return y.reshape(query.shape)
+    return y.reshape(prompts, length, width)
 
 
 def fits(dtype: Any, d: int) -> bool:
@@ -137,14 +140,14 @@ def _attend(
     bias: Any,
     *,
     y: Any,
-    begin: tuple[int, int],
+    begin: tuple[int, ...],
     tiles: Tiles,
     impl: Impl,
 ) -> None:
     """Program `(b, h, p)`: a block of queries of a head of a prompt.
 
-    `query`: `[P, T, H, d]`; `key`, `value`: `[P, S, N/d, d]`, their heads from `begin`; `seen`:
-    `[P, S]` int32 or None; `bias`: two of `[P, T, H, g]`, or None.
+    `query`: `[P, T, N/d, d]`, `key` and `value`: `[P, S, N'/d, d]`, their heads from `begin`;
+    `seen`: `[P, S]` int32 or None; `bias`: two of `[P, T, H, g]`, or None.
     """
     head, prompt = pl.program_id(1), pl.program_id(2)
     (_, length, _, d), count = query.shape, key.shape[1]
@@ -152,7 +155,7 @@ def _attend(
     # What lies behind the last query is computed as if it were that one.
     token = pl.program_id(0) * tiles.queries + jnp.arange(tiles.queries)
     mine = jnp.minimum(token, length - 1)[:, None]
-    q = plt.load(query.at[prompt, mine, head, channels])
+    q = plt.load(query.at[prompt, mine, begin[0] + head, channels])
 
     def load(tokens: Any, first: int, at: jax.Array) -> jax.Array:
         return plt.load(tokens.at[prompt, at[:, None], first + head, channels])
@@ -162,14 +165,14 @@ def _attend(
     def block(start: Any, size: int, rest: int, added: Any) -> tuple[jax.Array, jax.Array]:
         """Scores and values of `rest` tokens from `start`, in a block of `size`."""
         at = start + jnp.minimum(jnp.arange(size), rest - 1)
-        scores = plt.dot(q, load(key, begin[0], at), trans_b=True)
+        scores = plt.dot(q, load(key, begin[1], at), trans_b=True)
         if bias is not None:
             scores = scores * scale + added
         if rest < size:
             scores = jnp.where(jnp.arange(size)[None, :] < rest, scores, UNSEEN)
         if seen is not None:
             scores = jnp.where(plt.load(seen.at[prompt, at])[None, :] != 0, scores, UNSEEN)
-        return scores, load(value, begin[1], at)
+        return scores, load(value, begin[2], at)
 
     # Tokens go line by line, a line being a row of the grid, along which one bias stays the same
     # and the other is that of any line.

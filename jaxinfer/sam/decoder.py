@@ -32,6 +32,10 @@ from pallas_kernels.box_bias import box_bias, fits
 MAX_LOGIT = 12.0
 """Scores are clipped to this."""
 
+ROWS = 8
+"""Tokens of a prompt are a multiple of this. Of other numbers XLA would pad the inputs of every
+product, and cut its results, since cuBLAS is slow with them."""
+
 
 @tree
 class Decoded:
@@ -52,9 +56,13 @@ def decode(
 ) -> Decoded:
     """Objects from the memory `[P, T, D]`; see `encoder.encode` for the other arguments."""
     count, width, dtype = len(memory), cfg.width, memory.dtype
-    z = jnp.concatenate([p.presence_token, p.queries]).astype(jnp.float32)
+    queries = len(p.queries)
+    # After the queries, some that nobody sees.
+    more = ((0, -(1 + queries) % ROWS), (0, 0))
+    z = jnp.concatenate([p.presence_token, jnp.pad(p.queries, more)]).astype(jnp.float32)
+    seen = jnp.broadcast_to(jnp.arange(len(z)) <= queries, (count, len(z)))
     z = jnp.broadcast_to(z, (count, *z.shape))
-    boxes = jax.nn.sigmoid(p.references.astype(jnp.float32))
+    boxes = jax.nn.sigmoid(jnp.pad(p.references, more).astype(jnp.float32))
     boxes = jnp.broadcast_to(boxes, (count, *boxes.shape))
     # Of all layers at once.
     prompts = linear(prompt, stack([part(layer.text_attention, 1, 2) for layer in p.layers]))
@@ -63,17 +71,18 @@ def decode(
     values = linear(memory, stack([part(layer.image_attention, 2) for layer in p.layers]))
     hidden = z[:, 1:]
     for i, layer in enumerate(p.layers):
-        waves = sine(boxes[..., jnp.array([1, 0, 2, 3])], width // 2)
+        placed_at = jnp.pad(boxes, ((0, 0), (1, 0), (0, 0)))
+        waves = sine(placed_at[..., jnp.array([1, 0, 2, 3])], width // 2)
         where = perceptron(waves.reshape(count, -1, 2 * width).astype(dtype), p.reference_head)
-        where = jnp.pad(where, ((0, 0), (1, 0), (0, 0)))
-        text = partial(attend, key=prompts, value=prompts, seen=mask, first=(2 * i, 2 * i + 1))
+        where = where.at[:, 0].set(0)  # The presence token has no place.
+        text = partial(attend, key=prompts, value=prompts, seen=mask, first=(0, 2 * i, 2 * i + 1))
         bias = distances(p, boxes, cfg.trunk.grid, dtype)
-        image = partial(attend, key=keys, value=values, bias=bias, first=(i, i))
-        z = _layer(layer, cfg.num_heads, z, where, text, image)
+        image = partial(attend, key=keys, value=values, bias=bias, first=(0, i, i))
+        z = _layer(layer, cfg.num_heads, z, where, seen, text, image)
         hidden = layer_norm(z[:, 1:], p.norm)
         boxes = jax.nn.sigmoid(_logit(boxes) + perceptron(hidden, p.box_head))
     presence = perceptron(layer_norm(z[:, 0], p.presence_norm), p.presence_head)
-    return Decoded(hidden, boxes, presence[:, 0])
+    return Decoded(hidden[:, :queries], boxes[:, :queries], presence[:, 0])
 
 
 def _layer(
@@ -81,6 +90,7 @@ def _layer(
     heads: int,
     z: jax.Array,
     where: jax.Array,
+    seen: jax.Array,
     text: Callable[..., jax.Array],
     image: Callable[..., jax.Array],
 ) -> jax.Array:
@@ -92,7 +102,8 @@ def _layer(
         return linear(attend(query, heads=heads), p.out_proj)
 
     h = (z + where).astype(dtype)
-    z = layer_norm(z + multi_head(p.self_attention, h, h, z.astype(dtype), heads), p.self_norm)
+    own = multi_head(p.self_attention, h, h, z.astype(dtype), heads, seen)
+    z = layer_norm(z + own, p.self_norm)
     z = layer_norm(z + ask(p.text_attention, z, text), p.text_norm)
     z = layer_norm(z + ask(p.image_attention, z, image), p.image_norm)
     return layer_norm(z + feed_forward(z, p.linear1, p.linear2), p.mlp_norm)

@@ -28,7 +28,7 @@ def encode(
     for i, layer in enumerate(layers):
         x = attend_to_itself(layer, cfg, x, positions) if i else x
         query = linear(layer_norm(x, layer.norm2), part(layer.cross_attention, 0))
-        place = 2 * i, 2 * i + 1
+        place = 0, 2 * i, 2 * i + 1
         out = attend(query, prompts, prompts, cfg.num_heads, mask, first=place)
         x = x + linear(out, layer.cross_attention.out_proj)
         x = x + feed_forward(layer_norm(x, layer.norm3), layer.linear1, layer.linear2)

@@ -45,7 +45,7 @@ def tokens(
         h = layer_norm(z, layer.norm1)
         z = z + multi_head(layer.self_attention, h, h, h, heads, seen)
         query = linear(layer_norm(z, layer.norm2), part(layer.cross_attention, 0))
-        out = attend(query, keys, values, heads, first=(i, i))
+        out = attend(query, keys, values, heads, first=(0, i, i))
         z = z + linear(out, layer.cross_attention.out_proj)
         z = z + feed_forward(layer_norm(z, layer.norm3), layer.linear1, layer.linear2)
     return layer_norm(z, p.output_norm)

@@ -19,8 +19,8 @@ LAYER_NORM_EPS = 1e-5
 
 _KERNELS = ContextVar("_KERNELS", default=True)
 
-First = tuple[int, int]
-"""Where keys and values begin among their channels, in widths of the queries'."""
+First = tuple[int, int, int]
+"""Where queries, keys and values begin among their channels, in widths of the attention."""
 
 
 def linear(x: jax.Array, p: Linear) -> jax.Array:
@@ -80,6 +80,8 @@ def perceptron(x: jax.Array, layers: tuple[Linear, ...]) -> jax.Array:
 def part(p: Attention, first: int, count: int = 1) -> Linear:
     """Parts `first … first + count` of packed query, key and value: `[count D, D]`."""
     if isinstance(p.in_proj, tuple):
+        if len(p.in_proj) == 2:  # Query and key are together.
+            return p.in_proj[{(0, 2): 0, (2, 1): 1}[first, count]]
         return stack(p.in_proj[first : first + count]) if count > 1 else p.in_proj[first]
     d = p.out_proj.weight.shape[-1]
     rows = slice(first * d, (first + count) * d)
@@ -99,24 +101,27 @@ def attend(
     seen: jax.Array | None = None,
     *,
     bias: tuple[jax.Array, jax.Array] | None = None,
-    first: First = (0, 0),
+    first: First = (0, 0, 0),
+    width: int | None = None,
 ) -> jax.Array:
-    """Scaled dot-product attention, `[B, T, D]` to `[B, T, D]`.
+    """Scaled dot-product attention, `[B, T, D]`.
 
     Args:
-        query: `[B, T, D]`.
-        key: `[B, S, N]`, of which D channels count, from `first`.
+        query: `[B, T, N]`, of which D channels count, see `first`.
+        key: `[B, S, N]` likewise.
         value: likewise.
         heads: that share the D channels.
         seen: `[B, S]` bool, True where a key is seen; None for all.
         bias: of rows and columns of a grid of keys; see `cross_attention`.
         first: see `First`.
+        width: D; None for all channels of queries.
     """
-    _, length, width = query.shape
+    length, width = query.shape[1], width or query.shape[-1]
     # A few queries are no work for a kernel.
     kernel = on_gpu(query.dtype) and length >= SMALLEST and fits(query.dtype, width // heads)
     impl = "kernel" if kernel else "plain"
-    return cross_attention(query, key, value, heads, seen=seen, bias=bias, first=first, impl=impl)
+    how: dict[str, Any] = {"seen": seen, "bias": bias, "first": first, "width": width}
+    return cross_attention(query, key, value, heads, **how, impl=impl)
 
 
 def by_heads(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -155,8 +160,14 @@ def multi_head(
     seen: jax.Array | None = None,
 ) -> jax.Array:
     """Multi-head attention with its projections, as `torch.nn.MultiheadAttention`."""
-    q, k, v = (linear(x, part(p, i)) for i, x in enumerate((query, key, value)))
-    return linear(attend(q, k, v, heads, seen), p.out_proj)
+    v = linear(value, part(p, 2))
+    if query is key:
+        both = linear(query, part(p, 0, 2))
+        out = attend(both, both, v, heads, seen, first=(0, 1, 0), width=query.shape[-1])
+    else:
+        q, k = linear(query, part(p, 0)), linear(key, part(p, 1))
+        out = attend(q, k, v, heads, seen)
+    return linear(out, p.out_proj)
 
 
 def convolve(x: jax.Array, p: Linear) -> jax.Array:

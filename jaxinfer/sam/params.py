@@ -27,7 +27,7 @@ class Norm:
 
 @tree
 class Attention:
-    """`in_proj`: query, key and value on one another, `[3 D, D]`, or `prepared` as three matrices;
+    """`in_proj`: query, key and value on one another, `[3 D, D]`, or several matrices (`prepared`);
     `out_proj`: `[D, D]`."""
 
     in_proj: Any

@@ -14,8 +14,8 @@ from jaxinfer.sam.params import Attention, DecoderLayer, Params
 
 
 def prepared(params: Params) -> Params:
-    """The same with query, key and value of the detector's attention apart, and in float32 what
-    multiplies float32: the decoder's state, and what is made of it."""
+    """The same with matrices of the detector's attention apart that multiply different tokens, and
+    in float32 what multiplies float32: the decoder's state, and what is made of it."""
     decoder, masks = params.decoder, params.masks
     return replace(
         params,
@@ -41,9 +41,12 @@ def _wide(tree: Any) -> Any:
 
 
 def _apart(tree: Any) -> Any:
-    def cut(node: Any) -> Any:
+    def cut(path: Any, node: Any) -> Any:
         if not isinstance(node, Attention):
             return node
-        return replace(node, in_proj=tuple(part(node, i) for i in range(3)))
+        # What attends to itself has queries and keys of the same tokens.
+        itself = path[-1].name == "self_attention"
+        parts = ((0, 2), (2, 1)) if itself else ((0, 1), (1, 1), (2, 1))
+        return replace(node, in_proj=tuple(part(node, *each) for each in parts))
 
-    return jax.tree.map(cut, tree, is_leaf=lambda node: isinstance(node, Attention))
+    return jax.tree.map_with_path(cut, tree, is_leaf=lambda node: isinstance(node, Attention))

@@ -46,7 +46,15 @@ def test_agrees_with_the_formula(what: str, length: int, tiles: Tiles) -> None:
 
     def attend(query: jax.Array, tokens: jax.Array, impl) -> jax.Array:
         return cross_attention(
-            query, tokens, tokens, HEADS, seen=seen, bias=bias, first=(2, 3), impl=impl, tiles=tiles
+            query,
+            tokens,
+            tokens,
+            HEADS,
+            seen=seen,
+            bias=bias,
+            first=(0, 2, 3),
+            impl=impl,
+            tiles=tiles,
         )
 
     exact = attend(query.astype(jnp.float32), tokens.astype(jnp.float32), "plain")
@@ -58,8 +66,20 @@ def test_a_bias_is_that_of_the_keys_row_and_column() -> None:
     rows, columns = (jnp.full((3, 1, HEADS, 3), -1e4) for _ in range(2))
     bias = rows.at[..., 1].set(0), columns.at[..., 2].set(0)
     for impl in ("plain", "interpret"):
-        out = cross_attention(query, tokens, tokens, HEADS, bias=bias, first=(0, 1), impl=impl)
+        out = cross_attention(query, tokens, tokens, HEADS, bias=bias, first=(0, 0, 1), impl=impl)
         np.testing.assert_array_equal(out[:, 0], tokens[:, 5, HEADS * D : 2 * HEADS * D])
+
+
+@pytest.mark.parametrize("impl", ["plain", "interpret"])
+def test_queries_may_lie_beside_keys(impl) -> None:
+    _, tokens = drawn(1, 24)
+    width = HEADS * D
+    out = cross_attention(
+        tokens, tokens, tokens, HEADS, first=(1, 2, 0), width=width, impl=impl, tiles=Tiles(16, 16)
+    )
+    parts = [tokens[..., i * width : (i + 1) * width] for i in (1, 2, 0)]
+    apart = cross_attention(*parts, HEADS, impl=impl, tiles=Tiles(16, 16))
+    np.testing.assert_array_equal(out, apart)
 
 
 def test_what_is_not_seen_does_not_matter() -> None:
@@ -68,7 +88,9 @@ def test_what_is_not_seen_does_not_matter() -> None:
     seen = jnp.broadcast_to(seen, (3, 40))
     tiles = Tiles(16, 16)  # the first two blocks hold nothing
     out, other = (
-        cross_attention(query, x, x, HEADS, seen=seen, first=(0, 1), impl="interpret", tiles=tiles)
+        cross_attention(
+            query, x, x, HEADS, seen=seen, first=(0, 0, 1), impl="interpret", tiles=tiles
+        )
         for x in (tokens, tokens.at[:, :32].set(100))
     )
     np.testing.assert_array_equal(out, other)

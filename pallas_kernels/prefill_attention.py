@@ -3,10 +3,11 @@
 The formula is that of `paged_attention`. A program takes the queries of one piece for a few heads
 and goes through the pages up to its own, from the first to the last, with the running maximum of a
 streamed softmax; so neither the other pieces of a call nor the size of the table show in its bits.
+Where shapes are those of `prefill_attention_mosaic`, the kernel may be that one.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax.experimental.pallas import triton as plt
 from pallas_kernels.backend import Impl, as_data, triton_call
 from pallas_kernels.normed import Form, form_type, formed, store
 from pallas_kernels.paged_attention import attend, gated, streamed
+from pallas_kernels.prefill_attention_mosaic import Tiles, fits, prefill_attention_mosaic
 from pallas_kernels.rotary_cache import rotary_cache
 
 
@@ -40,6 +42,8 @@ def prefill_attention(
     eps: float,
     impl: Impl,
     form: Form | None = None,
+    kernel: Literal["mosaic", "triton"] = "triton",
+    tiles: Tiles | None = None,
     heads: int = 2,
     block: int = 32,
     warps: int = 8,
@@ -68,8 +72,11 @@ def prefill_attention(
         eps: of the norms.
         impl: see `Impl`.
         form: in which the output projection wants `y`; None for as it is.
-        heads: query heads a program; they share a key head. With the page it makes the rows of a
-            matrix product, and so decides about bits.
+        kernel: which one; on Triton too if shapes or types do not fit the other, whose time has
+            not been taken yet.
+        tiles: how the one on Mosaic cuts its work.
+        heads: of the one on Triton, as what follows: query heads a program; they share a key head.
+            With the page it makes the rows of a matrix product, and so decides about bits.
         block: tokens that are attended to together, a page or an even part of it; decides about
             bits.
         warps: warps a program of the attention kernel.
@@ -104,6 +111,11 @@ def prefill_attention(
     if impl == "plain":
         count = jnp.full(P, T)
         y = attend(q, q_gate, pool_layer, k_pages, v_pages, table, start, count)
+        return (y if form is None else formed(y, form)), k_pages, v_pages
+
+    if kernel == "mosaic" and fits(q, k_pages):
+        args = as_data(pool_layer), q, q_gate, k_pages, v_pages, table, start
+        y = prefill_attention_mosaic(*args, impl=impl, tiles=tiles)
         return (y if form is None else formed(y, form)), k_pages, v_pages
 
     heads = min(heads, q.shape[2] // Hkv)

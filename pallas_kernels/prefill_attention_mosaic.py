@@ -55,7 +55,8 @@ class Tiles:
     """How the kernel cuts its work.
 
     Attributes:
-        together: programs that share what they bring, 1 or 2.
+        together: programs that share what they bring, 1 or 2, if there are heads for two. Decides
+            about no bit, like the other.
         programs: at most; the multiprocessors of the GPU.
     """
 
@@ -63,12 +64,11 @@ class Tiles:
     programs: int = 132
 
 
-def fits(q: jax.Array, k_pages: jax.Array, tiles: Tiles | None = None) -> bool:
+def fits(q: jax.Array, k_pages: jax.Array) -> bool:
     """Whether queries `[P, T, H, d]` and pages `[L, N, page, Hkv, d]` are this kernel's."""
-    tiles = tiles or Tiles()
     page, Hkv, d = k_pages.shape[2:]
     alike = q.dtype == jnp.bfloat16 and k_pages.dtype == jnp.bfloat16
-    shared = q.shape[2] // Hkv % (CONSUMERS * tiles.together) == 0
+    shared = q.shape[2] // Hkv % CONSUMERS == 0
     return alike and page == q.shape[1] == ROWS and d == WIDTH and shared
 
 
@@ -107,7 +107,7 @@ def prefill_attention_mosaic(
         ValueError: shapes or types are not this kernel's.
     """
     tiles = tiles or Tiles()
-    if tiles.together not in (1, 2) or not fits(q, k_pages, tiles):
+    if tiles.together not in (1, 2) or not fits(q, k_pages):
         raise ValueError(f"{tiles}: not for queries {q.shape} and pages {k_pages.shape}")
     return _call(index, q, q_gate, k_pages, v_pages, table, start, tiles, impl)
 
@@ -142,9 +142,9 @@ def _call(
 ) -> jax.Array:
     """Jitted, to be lowered once for all layers."""
     interpreted = impl == "interpret"
-    # A copy for several programs cannot be interpreted.
-    together = 1 if interpreted else tiles.together
     (P, _, H, _), (_, N, _, Hkv, _), M = q.shape, k_pages.shape, table.shape[1]
+    # A copy for several programs cannot be interpreted.
+    together = 1 if interpreted or H // Hkv % (2 * CONSUMERS) else tiles.together
     groups = H // (CONSUMERS * together)
     items = P * groups
     programs = min(tiles.programs // together, items)

@@ -112,7 +112,7 @@ def case(
     )
 
 
-def run(kernel: Callable[..., Any], c: Case, impl: str, **options: Any) -> list[np.ndarray]:
+def run(kernel: Callable[..., Any], c: Case, impl: str, /, **options: Any) -> list[np.ndarray]:
     """What a kernel returns, on the host, in float32."""
 
     @jax.jit

@@ -1,6 +1,7 @@
 """Attention of prompt pieces: the formula, and the same bits however a prompt is split."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,7 @@ def filled_up(c: Case) -> Case:
     )
 
 
-def in_calls_of_one(c: Case, impl: str, **options: int) -> np.ndarray:
+def in_calls_of_one(c: Case, impl: str, **options: Any) -> np.ndarray:
     """`y` of all pieces, each computed in a call of its own."""
     rows = []
     for n in range(c.k.shape[0]):

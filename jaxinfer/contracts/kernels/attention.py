@@ -11,9 +11,17 @@ from jaxinfer.contracts.contract import Candidate, Contract, Sizes, Spec, around
 from jaxinfer.contracts.draws import Draw, distinct, evaluate, integers, normal, uniform
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.prefill_attention import prefill_attention
+from pallas_kernels.prefill_attention_mosaic import Tiles
 
 EPS = 1e-6
 _REAL = {"L": 11, "H": 16, "G": 2, "d": 256, "r": 32, "p": 64}
+_PAGED: dict[str, tuple[Any, ...]] = {
+    "tile": (16, 32),
+    "least": (2, 1, 4),
+    "programs": (8, 16, 64),
+    "warps": (4, 8),
+    "stages": (),
+}
 _TINY = {"L": 2, "H": 4, "G": 2, "d": 32, "r": 4}
 
 
@@ -38,11 +46,22 @@ def _multiplied(s: Sizes) -> float:
     return 4.0 * s["b"] * s["T"] * s["H"] * s["d"] * s["M"] * s["p"] / 2
 
 
+Way = tuple[Callable[..., Any], Mapping[str, tuple[Any, ...]]]
+"""A function with the arguments of a contract's, and knobs to try."""
+
+
+def _by_mosaic(*arguments: Any, impl: Any, eps: float, **knobs: Any) -> Any:
+    return prefill_attention(*arguments, eps=eps, impl=impl, kernel="mosaic", tiles=Tiles(**knobs))
+
+
+def _by_triton(*arguments: Any, impl: Any, eps: float, **knobs: Any) -> Any:
+    return prefill_attention(*arguments, eps=eps, impl=impl, kernel="triton", **knobs)
+
+
 def _contract(
     name: str,
     doc: str,
-    function: Callable[..., Any],
-    knobs: Mapping[str, tuple[Any, ...]],
+    ways: Mapping[str, Way],
     starts: Draw,
     valid: Draw,
     held: str,
@@ -51,8 +70,16 @@ def _contract(
     cache: str,
     **more: Any,
 ) -> Contract:
-    def run(*arguments: Any, layer: int, impl: Any = "plain", **knobs: Any) -> Any:
+    def call(
+        function: Callable[..., Any],
+        *arguments: Any,
+        layer: int,
+        impl: Any = "plain",
+        **knobs: Any,
+    ) -> Any:
         return function(*arguments[:7], layer, layer, *arguments[7:], eps=EPS, impl=impl, **knobs)
+
+    run = partial(call, next(iter(ways.values()))[0])
 
     def reference(*arguments: Any, layer: int) -> Any:
         # It multiplies what nobody may see by zero, and would make poison of it.
@@ -80,7 +107,10 @@ def _contract(
         },
         results={"y": Spec("b T H*d", "bfloat16"), "k_pages": pages, "v_pages": pages},
         reference=reference,
-        candidates={"triton": Candidate(run, around(function, **knobs))},
+        candidates={
+            name: Candidate(partial(call, function), knobs)
+            for name, (function, knobs) in ways.items()
+        },
         shapes=shapes,
         edges=edges,
         tolerance=2e-2,
@@ -97,14 +127,7 @@ def _decode(cache: str, suffix: str, edges: Mapping[str, Sizes]) -> Contract:
     return _contract(
         f"paged_attention{suffix}",
         f"Gated attention of a few tokens over pages of {cache}, which take their keys and values.",
-        paged_attention,
-        {
-            "tile": (16, 32),
-            "least": (2, 1, 4),
-            "programs": (8, 16, 64),
-            "warps": (4, 8),
-            "stages": (),
-        },
+        {"triton": (paged_attention, around(paged_attention, **_PAGED))},
         integers(0, "M*p-T+1"),
         integers(0, "T+1"),
         "0",
@@ -125,8 +148,10 @@ CONTRACTS = (
     _contract(
         "prefill_attention",
         "The same for pieces of prompts, a page of tokens each.",
-        prefill_attention,
-        {"heads": (2, 1), "warps": (8, 4), "stages": (3, 2)},
+        {
+            "triton": (_by_triton, around(prefill_attention, heads=(1,), warps=(4,), stages=(2,))),
+            "mosaic": (_by_mosaic, around(Tiles(), together=(1,), programs=(1 << 30,))),
+        },
         integers(0, "M*p", unit="p"),
         integers(0, "T+1", unit="T"),
         "p",

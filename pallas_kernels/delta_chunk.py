@@ -29,7 +29,8 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.backend import Impl, as_data, triton_call
 from pallas_kernels.delta_plain import CHUNK, Chunks, Places, continues, reference
-from pallas_kernels.delta_step import L2_EPS, Dims, gated, gates, traced
+from pallas_kernels.delta_settle import gated
+from pallas_kernels.delta_step import L2_EPS, Dims, gates, traced
 from pallas_kernels.normed import Form, form_type, formed, store
 from pallas_kernels.triangular import BLOCK
 

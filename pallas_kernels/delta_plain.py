@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.delta_step import Dims, gated, gates, unit
+from pallas_kernels.delta_settle import gated
+from pallas_kernels.delta_step import Dims, gates, unit
 from pallas_kernels.rows import rowwise, sealed
 from pallas_kernels.triangular import solve_unit_lower
 

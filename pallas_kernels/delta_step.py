@@ -13,12 +13,11 @@ and only then run over the new rows.
 
 One program is some columns of the state of one value head of one sequence: it reads them once,
 writes them once, and holds them in registers between. Lengths of q and k are sums over keys like
-any other, and divide what is read and written. A second kernel norms, and makes the new rows the
-pending ones. Value head `h` uses query/key head `h // (Hv / Hk)`; the `C` channels of the
-convolution are all q, all k, all v.
+any other, and divide what is read and written. The kernel of `pallas_kernels.delta_settle` norms,
+and makes the new rows the pending ones. Value head `h` uses query/key head `h // (Hv / Hk)`; the
+`C` channels of the convolution are all q, all k, all v.
 """
 
-from collections.abc import Sequence
 from functools import partial, reduce
 from operator import add
 from typing import Any, NamedTuple
@@ -29,8 +28,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels.ahead import Ahead
 from pallas_kernels.backend import Impl, as_data, triton_call
-from pallas_kernels.normed import Form, form_type, formed, store
+from pallas_kernels.delta_settle import gated, settle
+from pallas_kernels.normed import Form, formed
 from pallas_kernels.rows import each, rowwise, sealed
 
 L2_EPS = 1e-6
@@ -86,6 +87,7 @@ def delta_step(
     eps: float,
     impl: Impl,
     form: Form | None = None,
+    ahead: Ahead | None = None,
     warps: int = 4,
     tile_v: int = 64,
 ) -> Step:
@@ -116,6 +118,7 @@ def delta_step(
         eps: of the output norm.
         impl: how to run it.
         form: in which the output projection wants `y`; None for as it is.
+        ahead: see `triton_call`.
         warps: warps a program; with more threads than `dk`, all of them load and convolve alike.
         tile_v: columns of the state a program.
     """
@@ -125,17 +128,18 @@ def delta_step(
         step = _reference(x, a, b, z, *weights, layer, *held, eps=eps)
         return step if form is None else step._replace(y=formed(step.y, form))
     args = (as_data(layer, 0), x, a, b, conv_weight, A_log, dt_bias, *held)
-    o, recurrent, g, beta = _advance(*args, impl=impl, warps=warps, tile_v=tile_v)
-    pools = conv, pending_x, pending_g, pending_beta
-    rows = x, g, beta
-    y, conv, pending_x, pending_g, pending_beta = _settle(
+    o, recurrent, g, beta = _advance(ahead, *args, impl=impl, warps=warps, tile_v=tile_v)
+    pools, rows = (conv, pending_x, pending_g, pending_beta), (x, g, beta)
+    y, (conv, *new) = settle(
         pools, rows, o, z, o_norm, layer, pending, slot, eps=eps, impl=impl, form=form
     )
-    return Step(y, conv, recurrent, pending_x, pending_g, pending_beta)
+    return Step(y, conv, recurrent, *new)
 
 
 @partial(jax.jit, static_argnames=("impl", "warps", "tile_v"))
-def _advance(*args: jax.Array, impl: Impl, warps: int, tile_v: int) -> tuple[jax.Array, ...]:
+def _advance(
+    ahead: Ahead | None, *args: jax.Array, impl: Impl, warps: int, tile_v: int
+) -> tuple[jax.Array, ...]:
     _, x, _, _, _, _, _, _, recurrent, *_ = args
     dims = Dims.of(recurrent, x)
     seqs, T = x.shape[:2]
@@ -156,6 +160,7 @@ def _advance(*args: jax.Array, impl: Impl, warps: int, tile_v: int) -> tuple[jax
         name="delta_step",
         warps=warps,
         aliases={8: 1},
+        ahead=ahead,
     )
 
 
@@ -324,115 +329,6 @@ def _activated(y: jax.Array, dtype: Any) -> jax.Array:
 def unit(x: jax.Array) -> jax.Array:
     """Rows of length one."""
     return x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + L2_EPS)
-
-
-def _settle(
-    pools: Sequence[jax.Array],
-    rows: Sequence[jax.Array],
-    o: jax.Array,
-    z: jax.Array,
-    o_norm: jax.Array,
-    layer: int,
-    pending: jax.Array,
-    slot: jax.Array,
-    *,
-    eps: float,
-    impl: Impl,
-    form: Form | None,
-    warps: int = 4,
-) -> Any:
-    """The output norm `gated` of a head of a row a program; and the pools as the next step needs
-    them, which the programs of the first rows bring about, each for some channels.
-
-    Args:
-        pools: `conv`, `pending_x`, `pending_g` and `pending_beta` of `delta_step`.
-        rows: what goes into the last three of the new rows.
-        o: `[b, T, Hv·dv]` float32.
-        z: the same, in the model's type.
-        o_norm: `[Lg, dv]`.
-        layer: which of the stacks.
-        pending: as `delta_step` has it.
-        slot: the same.
-        eps: added to the mean square.
-        impl: "kernel" or "interpret".
-        form: in which what follows wants its inputs; None for as they are.
-        warps: warps a program.
-
-    Returns:
-        `[b, T, Hv·dv]` in the type of z, or of the form; then the pools.
-    """
-    (seqs, T, width), dv = o.shape, o_norm.shape[-1]
-    heads, (before, C), P = width // dv, pools[0].shape[2:], pools[1].shape[2]
-    share = -(-C // heads)
-    index, scales = as_data(layer, form.index if form else 0), form.scale if form else None
-    args, tree = jax.tree.flatten((pools, rows, index, (o, z, o_norm, scales), (pending, slot)))
-
-    def norm(at: Any, index: Any, given: Any, out: Any) -> None:
-        (seq, t, head), (o, z, o_norm, scales) = at, given
-        k = head * dv + jnp.arange(dv)[None]
-        scale = plt.load(o_norm.at[index[0], jnp.arange(dv)]).astype(jnp.float32)
-        y = gated(plt.load(o.at[seq, t, k]), plt.load(z.at[seq, t, k]), scale[None], eps)
-        store(out, (seq, t), k, y, form, scales, index[1])
-
-    def keep(at: Any, layer: Any, pools: Any, rows: Any, whose: Any, outs: Any) -> None:
-        (seq, zero, head), (pending, slot) = at, whose
-        slot, times = plt.load(slot.at[seq]), [zero + t for t in range(T)]
-        accepted = jnp.clip(plt.load(pending.at[slot]), 0, P)
-        within = jnp.arange(pl.next_power_of_2(share))
-        channel = head * share + within
-        mine = (within < share) & (channel < C)
-
-        def last(number: jax.Array) -> jax.Array:
-            """What the convolution looked back to so many rows after the first that it kept."""
-            conv, pending_x = pools[:2]
-            old = conv.at[layer, slot, jnp.minimum(number, before - 1), channel]
-            new = pending_x.at[layer, slot, jnp.clip(number - before, 0, P - 1), channel]
-            is_old, nothing = number < before, jnp.zeros((), conv.dtype)
-            old = plt.load(old, mask=mine & is_old, other=nothing)
-            return jnp.where(is_old, old, plt.load(new, mask=mine & ~is_old, other=nothing))
-
-        x, *gates = rows
-        window = [last(accepted + i) for i in range(before)]
-        fresh = [plt.load(x.at[seq, t, channel], mask=mine, other=0.0) for t in times]
-        if impl == "kernel":
-            # What one thread overwrites another has read.
-            plt.debug_barrier()
-        conv, pending_x, *pending_gates = outs
-        for i, values in enumerate(window):
-            plt.store(conv.at[layer, slot, zero + i, channel], values, mask=mine)
-        for t, values in zip(times, fresh, strict=True):
-            plt.store(pending_x.at[layer, slot, t, channel], values, mask=mine)
-            for gate, out in zip(gates, pending_gates, strict=True):
-                plt.store(out.at[layer, slot, t, head], plt.load(gate.at[seq, t, head]))
-
-    def body(*refs: Any) -> None:
-        given, (out, *outs) = refs[: len(args)], refs[len(args) :]
-        pools, rows, index, normed, whose = jax.tree.unflatten(tree, given)
-        at = [pl.program_id(axis) for axis in range(3)]
-        norm(at, index, normed, out)
-        pl.when(at[1] == 0)(lambda: keep(at, index[0], pools, rows, whose, outs))
-
-    shape = jax.ShapeDtypeStruct
-    return triton_call(
-        body,
-        *args,
-        grid=(seqs, T, heads),
-        out_shape=(
-            shape(z.shape, form_type(form, z.dtype)),
-            *(shape(pool.shape, pool.dtype) for pool in pools),
-        ),
-        impl=impl,
-        name="delta_settle",
-        warps=warps,
-        aliases={i: i + 1 for i in range(len(pools))},
-    )
-
-
-def gated(o: jax.Array, z: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """`o / rms(o) · scale · silu(z)` over the last axis, in the type of z."""
-    mean = jnp.sum(o * o, axis=-1, keepdims=True) / o.shape[-1]
-    scaled = o * lax.rsqrt(mean + eps) * scale.astype(jnp.float32)
-    return (scaled * jax.nn.silu(z.astype(jnp.float32))).astype(z.dtype)
 
 
 def _reference(

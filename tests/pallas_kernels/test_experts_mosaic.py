@@ -31,7 +31,9 @@ class Experts:
         h = formed(x, self.form)
         stacks, at = zip(*(place(w, 1) for w in self.weights), strict=True)
         args = x, h, h, logits, logits[:, :1], experts.Layer(*stacks), as_data(*at)
-        return experts_mosaic(*args, k=self.k, impl=impl, tiles=Tiles(**tiles))
+        y = experts_mosaic(*args, k=self.k, impl=impl, tiles=Tiles(**tiles))
+        # What is dispatched while a kernel is interpreted may wait for it, and it for that.
+        return jax.block_until_ready(y) if impl == "interpret" else y
 
     def otherwise(
         self, x: jax.Array, logits: jax.Array, impl: Impl, tiles: experts.Tiles | None

@@ -121,7 +121,9 @@ def run(kernel: Callable[..., Any], c: Case, impl: str, /, **options: Any) -> li
         return kernel(*before, LAYER, POOL_LAYER, *after, eps=EPS, impl=impl, **options)
 
     fields = tuple(getattr(c, name) for name in Case.__dataclass_fields__)
-    return [np.asarray(a.astype(jnp.float32)) for a in call(fields)]
+    # Interpreted it may ask JAX for something, behind what is asked before it is done.
+    out = jax.block_until_ready(call(fields))
+    return [np.asarray(a.astype(jnp.float32)) for a in out]
 
 
 def close(out: list[np.ndarray], reference: list[np.ndarray], tolerance: float = 8e-3) -> None:

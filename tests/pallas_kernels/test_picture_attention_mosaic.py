@@ -1,9 +1,4 @@
-"""Attention in pictures on Mosaic: the formula, in whatever order warpgroups take turns."""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""Attention in pictures on Mosaic: the formula, whatever the tiles; see also `test_interpreted`."""
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +15,6 @@ WAYS = [
     Tiles(programs=1 << 30),
     Tiles(consumers=2, keys=192, stages=2),
 ]
-
-
-def test_as_interpreted() -> None:
-    """In a process of its own: interpreted warpgroups wait for each other in XLA's threads, of
-    which there are as many as processors unless NPROC says otherwise."""
-    tests = Path(__file__).with_name("interpreted_picture_attention.py")
-    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", str(tests)]
-    run = subprocess.run(
-        command, env=os.environ | {"NPROC": "16"}, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_what_does_not_fit_is_left_to_the_other_kernel() -> None:

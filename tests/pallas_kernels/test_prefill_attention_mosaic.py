@@ -1,11 +1,7 @@
-"""Attention of prompt pieces on Mosaic: the formula, in whatever order warpgroups take turns."""
+"""Attention of prompts on Mosaic: the formula, whatever the tiles; see also `test_interpreted`."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,17 +20,6 @@ WAYS = [
     Tiles(programs=6),
     Tiles(programs=1 << 30),
 ]
-
-
-def test_as_interpreted() -> None:
-    """In a process of its own: interpreted warpgroups wait for each other in XLA's threads, of
-    which there are as many as processors unless NPROC says otherwise."""
-    tests = Path(__file__).with_name("interpreted_prefill_attention.py")
-    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", str(tests)]
-    run = subprocess.run(
-        command, env=os.environ | {"NPROC": "16"}, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_what_does_not_fit_is_left_to_the_other_kernel() -> None:

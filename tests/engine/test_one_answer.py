@@ -117,13 +117,13 @@ def preempted(engine: Engine, jobs: Sequence[Job]) -> list[Completion]:
 
 
 Way = Callable[[Engine, Sequence[Job]], list[Completion]]
-LENGTHS = [(f"{n} MTP drafts", "mtp", DRAFTS, {"lengths": (n,)}, together) for n in (2, 3)]
 ONE = {"lengths": (1,), "prefix_cache": False, "steps": 4}
 CIRCUMSTANCES: list[tuple[str, str | None, int, dict, Way]] = [
     ("in a batch of 7", None, 0, {"slots": 32, "batches": (7, 32), "steps": 1}, by_sevens),
     ("in a batch of 32", None, 0, {"slots": 32, "batches": (32,), "steps": 4}, among_others),
     ("n-gram drafts", "ngram", 3, {"prefill_budget": 256}, twice),
-    *LENGTHS,
+    ("2 MTP drafts", "mtp", DRAFTS, {"lengths": (2,)}, together),
+    ("3 MTP drafts", "mtp", DRAFTS, {"lengths": (3,)}, together),
     ("4 MTP drafts", "mtp", DRAFTS, {"steps": 4}, twice),
     ("either kind of draft", "auto", 2, {"lengths": (1, 2), "steps": 3}, after_eviction),
     ("1 MTP draft and no cache", "mtp", DRAFTS, ONE, among_others),
@@ -131,6 +131,8 @@ CIRCUMSTANCES: list[tuple[str, str | None, int, dict, Way]] = [
 ]
 BRIEFLY = ("3 MTP drafts",)
 """What the second model is put through: the rest depends on its format in no other way."""
+ON_A_GPU = ("2 MTP drafts",)
+"""Left out elsewhere, to save the time of compiling: `either kind of draft` has two as well."""
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +150,12 @@ def references(build: Build, jobs: list[Job]) -> Callable[[str], list[Completion
 @pytest.mark.parametrize(
     ("model", "speculation", "drafts", "options", "way"),
     [
-        pytest.param(model, *rest, id=f"{model} {name}".replace(" ", "-"))
+        pytest.param(
+            model,
+            *rest,
+            id=f"{model} {name}".replace(" ", "-"),
+            marks=[pytest.mark.gpu] if name in ON_A_GPU else [],
+        )
         for model in MODELS
         for name, *rest in CIRCUMSTANCES
         if model == MODELS[0] or name in BRIEFLY

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-LIMIT = 1200
+LIMIT = 400
 """Seconds, so that what waits for ever fails."""
 
 

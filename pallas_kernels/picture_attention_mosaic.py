@@ -211,7 +211,7 @@ def _call(
             def _piece(i: jax.Array) -> None:
                 query = turned_at.at[me]
                 _turn_queries(own, query)
-                products = Products(query, keys, vals, weights_at, i * blocks, keys_first=False)
+                products = Products(query, keys, vals, weights_at, i * blocks)
                 o = streamed(products, blocks, at_once=at_once).astype(jnp.bfloat16)
                 if scale:
                     o = o.astype(jnp.float32) * scale[0][0]

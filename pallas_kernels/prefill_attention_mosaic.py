@@ -230,7 +230,7 @@ def _call(
             def piece(i: jax.Array, base: jax.Array) -> jax.Array:
                 item = work(i, start)
                 plgpu.barrier_wait(own.full)
-                products = Products(at, keys, values, weights_at, base, keys_first=True)
+                products = Products(at, keys, values, weights_at, base)
                 o = streamed(products, item.blocks, causal=True, query_free=own.free)
                 # Where the queries were, there is the gate now, and then the result.
                 plgpu.barrier_wait(own.full)

@@ -89,8 +89,6 @@ class Products:
         values: the same.
         weights: a place for its own where products from registers cannot be interpreted, or None.
         first: how many blocks were brought before its own.
-        keys_first: whether it asks for the scores of a block before or after it fades what there
-            is of the output; decides about the order of instructions and no bit.
     """
 
     query: Any
@@ -98,7 +96,6 @@ class Products:
     values: Ring
     weights: Any
     first: jax.Array
-    keys_first: bool
 
     @property
     def block(self) -> int:
@@ -213,11 +210,8 @@ def streamed(
         operand = products.operand(p)
 
         def both(scores_at: Any, out_at: Any) -> Any:
-            if not products.keys_first:
-                products.start(out_at, o, fade)
+            products.start(out_at, o, fade)
             products.multiply_keys(scores_at, j + 1)
-            if products.keys_first:
-                products.start(out_at, o, fade)
             products.multiply_values(out_at, operand, j)
             scores = plgpu.wgmma_accumulator_load(scores_at, wait_n=1)
             scores_are_there(j + 1)

@@ -21,6 +21,10 @@ from jaxinfer.sam import compiling
 
 LONGEST = "test_one_answer.py"
 ON_GPU = os.environ["JAX_PLATFORMS"] == "cuda"
+HURRIED = ("checkpoints", "contracts", "pallas_kernels", "qwen", "sam", "segmentation")
+"""Rooms whose tests take longer to compile than to run."""
+OPTIMISED = ("interpreted_", "test_same_bits")
+"""Files in them that have programs of one operation each, or ask for bits as users get them."""
 
 if not ON_GPU:
     # SAM's programs run a few times here: to optimise them costs more than it brings.
@@ -64,6 +68,15 @@ def programs_are_not_kept() -> Iterator[None]:
     calls._compiled.clear()
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_in_a_hurry(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compile without optimising what runs once or twice."""
+    hurried = request.path.parent.name in HURRIED and not request.path.name.startswith(OPTIMISED)
+    jax.config.update("jax_disable_most_optimizations", hurried and not ON_GPU)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")

@@ -166,7 +166,7 @@ def compile(
     shaped = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=there), arguments
     )
-    with TemporaryDirectory() as directory, jax.set_mesh(mesh), _not_stored():
+    with TemporaryDirectory() as directory, jax.set_mesh(mesh), _settings():
         # What asks where it runs, or for which cuDNN, is to be told so.
         with (
             patch.object(jax, "default_backend", lambda: "gpu"),
@@ -190,15 +190,21 @@ def compile(
 
 
 @contextmanager
-def _not_stored() -> Iterator[None]:
-    """JAX's cache of compiled programs would store these, and could not read them again."""
-    name = "jax_persistent_cache_min_compile_time_secs"
-    before = getattr(jax.config, name)
-    jax.config.update(name, float("inf"))
+def _settings() -> Iterator[None]:
+    """Nothing is stored: JAX's cache of compiled programs could not read these again. And all is
+    optimised, whatever is done with programs for this machine."""
+    wanted = {
+        "jax_persistent_cache_min_compile_time_secs": float("inf"),
+        "jax_disable_most_optimizations": False,
+    }
+    before = {name: jax.config.values[name] for name in wanted}
     try:
+        for name, value in wanted.items():
+            jax.config.update(name, value)
         yield
     finally:
-        jax.config.update(name, before)
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 _CONTAINERS = {"kAsyncStart", "kAsyncDone", "kDynamicSliceFusion", "kSequential"}

@@ -131,8 +131,8 @@ CIRCUMSTANCES: list[tuple[str, str | None, int, dict, Way]] = [
 ]
 BRIEFLY = ("3 MTP drafts",)
 """What the second model is put through: the rest depends on its format in no other way."""
-ON_A_GPU = ("2 MTP drafts",)
-"""Left out elsewhere, to save the time of compiling: `either kind of draft` has two as well."""
+ON_A_GPU = ("1 MTP draft and no cache", "2 MTP drafts")
+"""Left out elsewhere, to save the time of compiling: `either kind of draft` has as many."""
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,13 @@ from functools import partial
 
 import jax
 import pytest
+from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No kernel on Mosaic that is interpreted may access memory in an order that nothing gives."""
-    from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreter
-
     params = partial(plgpu.InterpretGPUParams, detect_races=True)
     monkeypatch.setattr(plgpu, "InterpretGPUParams", params)
     # What was traced unwatched stays so; and watched, it would be slow in other tests.

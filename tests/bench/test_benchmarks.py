@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 from jaxinfer.bench import ablation, everything, first_token, one_answer, startup, subjects
 from jaxinfer.bench.ablation import measure_ablation, variants
 from jaxinfer.bench.decode import Point, decode_at
-from jaxinfer.bench.engines import make_plan, standing_engine
+from jaxinfer.bench.engines import known_families, make_plan, standing_engine
 from jaxinfer.bench.kernels import measure_kernels, measure_prefill_kernels
 from jaxinfer.bench.load import Load, measure_load
 from jaxinfer.bench.measure import run
@@ -61,6 +62,22 @@ def test_decoding_is_measured_where_it_was_asked_for(toy: Subject) -> None:
     assert line["tokens_per_step"] == 1.0
     assert line["bytes_a_step"] == sum(line["traffic"].values())
     json.dumps(line)
+
+
+def test_kernels_are_named_one_by_one() -> None:
+    assert known_families(None) is None
+    assert known_families("none") == frozenset()
+    assert known_families("projection, ahead") == {"projection", "ahead"}
+
+
+def test_what_may_be_tried_needs_a_gpu_as_families_do(
+    toy: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="kernels for ahead cannot be used"):
+        make_plan(toy, None, 0, frozenset({"ahead"}))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    fitting = replace(toy, cfg=replace(toy.cfg, dtype="bfloat16"))
+    assert make_plan(fitting, None, 0, frozenset({"ahead"})).kernels == {"ahead"}
 
 
 def test_prompts_taken_as_read_are_in_place_together(toy: Subject) -> None:

@@ -6,7 +6,7 @@ ask for the weights of products to come and end without waiting for them. What h
 L2 cache by then need not come from memory. It is a hint: no bit depends on it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import gcd, prod
 from typing import Any, NamedTuple
@@ -46,7 +46,43 @@ class Ahead(NamedTuple):
         return sum(-(-count // threads) for count, _ in self.pieces())
 
 
-def ask(
+def beside(
+    body: Callable[..., None],
+    args: tuple[jax.Array, ...],
+    grid: Sequence[int],
+    ahead: Ahead,
+    threads: int,
+) -> tuple[Callable[..., None], tuple[jax.Array, ...], Sequence[int]]:
+    """What a kernel becomes that also asks for something: more programs along its first axis do.
+
+    Args:
+        body: of the kernel, see `pallas_kernels.backend.triton_call`.
+        args: its arguments.
+        grid: its programs along each axis.
+        ahead: what is asked for.
+        threads: a program.
+
+    Returns:
+        Body, arguments and grid.
+    """
+    own, *others = grid
+    count, across = len(args), prod(others)
+    pieces, stacks = ahead.pieces(), len(ahead.stacks)
+
+    def both(*refs: Any) -> None:
+        given, asked, (index, *outs) = refs[:count], refs[count:][:stacks], refs[count + stacks :]
+        number = pl.program_id(0)
+        pl.when(number < own)(lambda: body(*given, *outs))
+        number -= own
+        for axis, size in enumerate(others, start=1):
+            number = number * size + pl.program_id(axis)
+        pl.when(number >= 0)(lambda: _ask(asked, index, pieces, number, threads))
+
+    more = pl.cdiv(ahead.programs(threads), across)
+    return both, (*args, *ahead.stacks, ahead.index), (own + more, *others)
+
+
+def _ask(
     stacks: Sequence[Any],
     index: Any,
     pieces: Sequence[tuple[int, int]],

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from typing import Any, Literal
 
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.ahead import Ahead, ask
+from pallas_kernels.ahead import Ahead, beside
 
 Impl = Literal["plain", "kernel", "interpret"]
 """The plain-jnp reference, the kernel on a GPU, or the kernel's interpretation on any device."""
@@ -56,7 +55,7 @@ def triton_call(
         ahead: what kernels after this one will read, if it has time to ask for it.
     """
     if ahead is not None and impl == "kernel":
-        body, args, grid = _beside(body, args, grid, ahead, 32 * warps)
+        body, args, grid = beside(body, args, grid, ahead, 32 * warps)
     params = plt.CompilerParams(num_warps=warps, num_stages=stages)
     call = pl.pallas_call(
         body,
@@ -68,28 +67,3 @@ def triton_call(
         name=name,
     )
     return call(*args)
-
-
-def _beside(
-    body: Callable[..., None],
-    args: tuple[jax.Array, ...],
-    grid: Sequence[int],
-    ahead: Ahead,
-    threads: int,
-) -> tuple[Callable[..., None], tuple[jax.Array, ...], Sequence[int]]:
-    """Body, arguments and grid with programs more along the first axis, which ask for `ahead`."""
-    own, *others = grid
-    count, across = len(args), prod(others)
-    pieces, stacks = ahead.pieces(), len(ahead.stacks)
-
-    def both(*refs: Any) -> None:
-        given, asked, (index, *outs) = refs[:count], refs[count:][:stacks], refs[count + stacks :]
-        number = pl.program_id(0)
-        pl.when(number < own)(lambda: body(*given, *outs))
-        number -= own
-        for axis, size in enumerate(others, start=1):
-            number = number * size + pl.program_id(axis)
-        pl.when(number >= 0)(lambda: ask(asked, index, pieces, number, threads))
-
-    more = pl.cdiv(ahead.programs(threads), across)
-    return both, (*args, *ahead.stacks, ahead.index), (own + more, *others)

@@ -20,7 +20,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.ahead import Ahead
 from pallas_kernels.backend import Impl, as_data, triton_call
 from pallas_kernels.matmul import in_order, placed_at
 from pallas_kernels.weights import Dense, linear, quantise
@@ -123,7 +122,6 @@ def normed(
     *,
     eps: float,
     impl: Impl,
-    ahead: Ahead | None = None,
     rows: int | None = None,
     warps: int = 8,
 ) -> Normed:
@@ -137,7 +135,6 @@ def normed(
         small: stacks of weights `[L, N_i, K]`, and which of each.
         eps: of the norm.
         impl: how to compute.
-        ahead: see `triton_call`.
         rows: of the inputs, a program of products; None for what was fastest of those tried.
         warps: a program; another number adds up in another order.
     """
@@ -149,7 +146,7 @@ def normed(
     count = x.shape[0]
     rows = min(rows or (2 if count <= FEW else 8), 1 << (count - 1).bit_length())
     static = {"kinds": kinds, "eps": eps, "impl": impl, "rows": rows, "warps": warps}
-    return _launch(index, x, norm, scales, weights, ahead, **static)
+    return _launch(index, x, norm, scales, weights, **static)
 
 
 @partial(jax.jit, static_argnames=("kinds", "eps", "impl", "rows", "warps"))
@@ -159,7 +156,6 @@ def _launch(
     norm: jax.Array,
     scales: list[jax.Array | None],
     weights: list[jax.Array],
-    ahead: Ahead | None,
     *,
     kinds: tuple[type, ...],
     eps: float,
@@ -219,6 +215,5 @@ def _launch(
         impl=impl,
         name="normed",
         warps=warps,
-        ahead=ahead,
     )
     return Normed(list(done[: len(forms)]), list(done[len(forms) :]))

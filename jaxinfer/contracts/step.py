@@ -1,6 +1,6 @@
 """The decode step as a whole, at full size, as an engine on an H200 would run it."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -25,7 +25,7 @@ PAGES, CONTEXT = 2048, 4096
 
 
 def decode(
-    rows: int, drafts: int = 0, layers: int | None = None, kernels: Collection[str] = ()
+    rows: int, drafts: int = 0, layers: int | None = None
 ) -> tuple[Callable[..., Any], tuple[Any, Any, Rows]]:
     """A step, and the shapes of its arguments: parameters, slots (to be donated), rows.
 
@@ -33,13 +33,11 @@ def decode(
         rows: sequences.
         drafts: tokens of the MTP head that are verified, and drafted, in the step.
         layers: of the model; None for all.
-        kernels: beside those that an engine uses, see `jaxinfer.qwen.mode.CANDIDATES`.
     """
     cfg = replace(Config.from_dict(RAW), vision=None)
     if layers is not None:
         cfg = replace(cfg, layer_types=cfg.layer_types[:layers])
-    used = usable_kernels(cfg, "gpu") | frozenset(kernels)
-    plan = Plan(cfg, "mtp" if drafts else None, drafts, kernels=used)
+    plan = Plan(cfg, "mtp" if drafts else None, drafts, kernels=usable_kernels(cfg, "gpu"))
     slots = slot_shapes(plan, rows, CONTEXT, PAGES, 0, None)
     number: Any = partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
     which = Rows(number((rows, CONTEXT // CHUNK)), number((rows,)))

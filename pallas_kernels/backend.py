@@ -10,8 +10,6 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.ahead import Ahead, beside
-
 Impl = Literal["plain", "kernel", "interpret"]
 """The plain-jnp reference, the kernel on a GPU, or the kernel's interpretation on any device."""
 
@@ -38,7 +36,6 @@ def triton_call(
     warps: int = 4,
     stages: int = 2,
     aliases: Mapping[int, int] | None = None,
-    ahead: Ahead | None = None,
 ) -> Any:
     """Run a Pallas kernel over whole arrays: `body` is given a reference to each, uncut.
 
@@ -52,10 +49,7 @@ def triton_call(
         warps: warps a program.
         stages: loads kept in flight in a loop around `pl.dot`.
         aliases: arguments that are also outputs, and which.
-        ahead: what kernels after this one will read, if it has time to ask for it.
     """
-    if ahead is not None and impl == "kernel":
-        body, args, grid = beside(body, args, grid, ahead, 32 * warps)
     params = plt.CompilerParams(num_warps=warps, num_stages=stages)
     call = pl.pallas_call(
         body,

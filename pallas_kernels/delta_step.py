@@ -28,7 +28,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.ahead import Ahead
 from pallas_kernels.backend import Impl, as_data, triton_call
 from pallas_kernels.delta_settle import gated, settle
 from pallas_kernels.normed import Form, formed
@@ -87,7 +86,6 @@ def delta_step(
     eps: float,
     impl: Impl,
     form: Form | None = None,
-    ahead: Ahead | None = None,
     warps: int = 4,
     tile_v: int = 64,
 ) -> Step:
@@ -118,7 +116,6 @@ def delta_step(
         eps: of the output norm.
         impl: how to run it.
         form: in which the output projection wants `y`; None for as it is.
-        ahead: see `triton_call`.
         warps: warps a program; with more threads than `dk`, all of them load and convolve alike.
         tile_v: columns of the state a program.
     """
@@ -128,7 +125,7 @@ def delta_step(
         step = _reference(x, a, b, z, *weights, layer, *held, eps=eps)
         return step if form is None else step._replace(y=formed(step.y, form))
     args = (as_data(layer, 0), x, a, b, conv_weight, A_log, dt_bias, *held)
-    o, recurrent, g, beta = _advance(ahead, *args, impl=impl, warps=warps, tile_v=tile_v)
+    o, recurrent, g, beta = _advance(*args, impl=impl, warps=warps, tile_v=tile_v)
     pools, rows = (conv, pending_x, pending_g, pending_beta), (x, g, beta)
     y, (conv, *new) = settle(
         pools, rows, o, z, o_norm, layer, pending, slot, eps=eps, impl=impl, form=form
@@ -137,9 +134,7 @@ def delta_step(
 
 
 @partial(jax.jit, static_argnames=("impl", "warps", "tile_v"))
-def _advance(
-    ahead: Ahead | None, *args: jax.Array, impl: Impl, warps: int, tile_v: int
-) -> tuple[jax.Array, ...]:
+def _advance(*args: jax.Array, impl: Impl, warps: int, tile_v: int) -> tuple[jax.Array, ...]:
     _, x, _, _, _, _, _, _, recurrent, *_ = args
     dims = Dims.of(recurrent, x)
     seqs, T = x.shape[:2]
@@ -160,7 +155,6 @@ def _advance(
         name="delta_step",
         warps=warps,
         aliases={8: 1},
-        ahead=ahead,
     )
 
 

@@ -15,7 +15,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.ahead import Ahead
 from pallas_kernels.backend import Impl, triton_call
 from pallas_kernels.expert_tiles import (
     DOWN,
@@ -79,7 +78,6 @@ def expert_rows(
     *,
     k: int,
     impl: Impl,
-    ahead: Ahead | None = None,
     tiles: Tiles = Tiles(),
 ) -> jax.Array:
     """See `pallas_kernels.experts.experts`.
@@ -94,13 +92,12 @@ def expert_rows(
         index: int32, where in each of them the layer is.
         k: experts a row, a power of two.
         impl: "kernel" or "interpret".
-        ahead: see `triton_call`.
         tiles: see `Tiles`.
     """
     (R, D), up, shared_up = x.shape, stacks.up, stacks.shared_up
     sizes = Sizes(R, D, shape(up)[0] // 2, shape(shared_up)[0] // 2, k)
     inner, keys = _inner(h, h_shared, logits, stacks, index, sizes, impl, tiles)
-    return _outer(x, inner, keys, gate, stacks, index, sizes, impl, ahead, tiles)
+    return _outer(x, inner, keys, gate, stacks, index, sizes, impl, tiles)
 
 
 def _inner(
@@ -177,7 +174,6 @@ def _outer(
     index: jax.Array,
     sizes: Sizes,
     impl: Impl,
-    ahead: Ahead | None,
     tiles: Tiles,
 ) -> jax.Array:
     """The second half, weighted and added to the residual stream: `[R, D]`."""
@@ -243,7 +239,6 @@ def _outer(
         impl=impl,
         name="expert_outer",
         warps=tiles.warps,
-        ahead=ahead,
     )
 
 

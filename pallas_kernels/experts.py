@@ -25,7 +25,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.ahead import Ahead
 from pallas_kernels.backend import Impl, as_data, triton_call
 from pallas_kernels.expert_choice import Choice, list_pairs
 from pallas_kernels.expert_rows import expert_rows
@@ -141,7 +140,6 @@ def experts(
     k: int,
     *,
     impl: Impl,
-    ahead: Ahead | None = None,
     tiles: Tiles | None = None,
 ) -> jax.Array:
     """Send rows through their experts and the shared one.
@@ -156,7 +154,6 @@ def experts(
         layer: which of the stacks' layers.
         k: experts a row, a power of two.
         impl: how to compute.
-        ahead: see `triton_call`; the last of the kernels asks for it.
         tiles: see `Tiles`; None for those, or for the kernels of `pallas_kernels.expert_rows` and
             `pallas_kernels.experts_mosaic` where they are faster.
 
@@ -167,7 +164,7 @@ def experts(
         return reference(x, h, h_shared, logits, gate, weights, layer, k)
     stacks, at = zip(*(place(w, layer) for w in weights), strict=True)
     args = as_data(*at), x, h, h_shared, logits, gate, Layer(*stacks)
-    return _launch(*args, ahead, k=k, impl=impl, tiles=tiles)
+    return _launch(*args, k=k, impl=impl, tiles=tiles)
 
 
 @partial(jax.jit, static_argnames=("k", "impl", "tiles"))
@@ -179,21 +176,19 @@ def _launch(
     logits: jax.Array,
     gate: jax.Array,
     stacks: Layer,
-    ahead: Ahead | None,
     *,
     k: int,
     impl: Impl,
     tiles: Tiles | None,
 ) -> jax.Array:
-    given = x, h, h_shared, logits, gate, stacks, index
     if tiles is None and x.shape[0] <= ALONE:
-        return expert_rows(*given, k=k, impl=impl, ahead=ahead)
+        return expert_rows(x, h, h_shared, logits, gate, stacks, index, k=k, impl=impl)
     if tiles is None and impl == "kernel" and fits(stacks):
-        return experts_mosaic(*given, k=k, impl=impl, ahead=ahead)
+        return experts_mosaic(x, h, h_shared, logits, gate, stacks, index, k=k, impl=impl)
     tiles, choice = tiles or Tiles(), list_pairs(logits, k, impl)
     args = choice, stacks, index, k, impl, tiles
     inner = _inner(h, h_shared, *args)
-    return _sum(x, _outer(inner, *args), gate, impl, ahead)
+    return _sum(x, _outer(inner, *args), gate, impl)
 
 
 # --- the two products -----------------------------------------------------------------------------
@@ -405,9 +400,7 @@ def _tiled(
     )
 
 
-def _sum(
-    x: jax.Array, parts: jax.Array, gate: jax.Array, impl: Impl, ahead: Ahead | None
-) -> jax.Array:
+def _sum(x: jax.Array, parts: jax.Array, gate: jax.Array, impl: Impl) -> jax.Array:
     """`x [R, D]` plus parts `[R, k + 1, D]`, the last of them times the sigmoid of its gate."""
     R, D = x.shape
     k, cols = parts.shape[1] - 1, min(512, D & -D)
@@ -426,5 +419,4 @@ def _sum(
         impl=impl,
         name="expert_sum",
         warps=4,
-        ahead=ahead,
     )

@@ -19,7 +19,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.ahead import Ahead
 from pallas_kernels.backend import Impl, triton_call
 from pallas_kernels.expert_choice import Order, order_shapes, placed, put_in_order
 from pallas_kernels.expert_registers import sigmoid
@@ -108,7 +107,6 @@ def experts_mosaic(
     *,
     k: int,
     impl: Impl,
-    ahead: Ahead | None = None,
     tiles: Tiles = Tiles(),
 ) -> jax.Array:
     """As `experts.experts`, but that `w` is of stacks, and `index [4+]` says where in each.
@@ -122,7 +120,7 @@ def experts_mosaic(
     groups, shared = _gathered(h, inner_shared, logits, order, w, index, k, impl, tiles)
     inner = _inner(groups, w.up, index, impl, tiles)
     parts = _outer(inner, groups, w.down, index, impl, tiles)
-    return _sum(x, shared, parts, groups.place, gate, k, impl, ahead)
+    return _sum(x, shared, parts, groups.place, gate, k, impl)
 
 
 # --- before ---------------------------------------------------------------------------------------
@@ -361,7 +359,6 @@ def _sum(
     gate: jax.Array,
     k: int,
     impl: Impl,
-    ahead: Ahead | None,
 ) -> jax.Array:
     """`x [R, D]` plus each row's parts, plus the shared expert's by its gate."""
     R, D = x.shape
@@ -383,5 +380,4 @@ def _sum(
         impl=impl,
         name="expert_sum",
         warps=4,
-        ahead=ahead,
     )

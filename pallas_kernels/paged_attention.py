@@ -24,7 +24,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.ahead import Ahead
 from pallas_kernels.backend import Impl, as_data, triton_call
 from pallas_kernels.normed import Form, form_type, formed, store
 from pallas_kernels.rotary_cache import rotary_cache
@@ -51,7 +50,6 @@ def paged_attention(
     eps: float,
     impl: Impl,
     form: Form | None = None,
-    ahead: Ahead | None = None,
     tile: int = 16,
     runs: int = 64,
     least: int = 2,
@@ -80,7 +78,6 @@ def paged_attention(
         eps: of the norms.
         impl: see `Impl`.
         form: in which the output projection wants `y`; None for as it is.
-        ahead: see `triton_call`.
         tile: rows of a matrix product, at least 16: tokens times heads of one key head. Tokens that
             do not fit read the keys once more. Like `runs`, it decides about bits.
         runs: the most runs into which a sequence is cut.
@@ -112,7 +109,6 @@ def paged_attention(
         valid,
         eps=eps,
         impl=impl,
-        ahead=ahead,
     )
     page, Hkv, d = k_pages.shape[2:]
     H = q.shape[2]

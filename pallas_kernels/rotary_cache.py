@@ -21,7 +21,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.ahead import Ahead
 from pallas_kernels.backend import Impl, as_data, triton_call
 
 
@@ -43,7 +42,6 @@ def rotary_cache(
     *,
     eps: float,
     impl: Impl,
-    ahead: Ahead | None = None,
     warps: int = 4,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries ready for their dot products, and the pages with keys and values written in place.
@@ -65,7 +63,6 @@ def rotary_cache(
         valid: `[b]` int32, how many of its tokens are written.
         eps: of the norms.
         impl: see `Impl`.
-        ahead: see `triton_call`.
         warps: warps a program; one program does a token's heads of one key head.
 
     Returns:
@@ -90,13 +87,13 @@ def rotary_cache(
     turn = cos.reshape(rows, half), sin.reshape(rows, half)
     index = as_data(layer, pool_layer)
     args = index, q_gate, k, v, *turn, q_norm, k_norm, table, start, valid, k_pages, v_pages
-    q, k_pages, v_pages = _launch(ahead, *args, T=T, eps=eps, impl=impl, warps=warps)
+    q, k_pages, v_pages = _launch(*args, T=T, eps=eps, impl=impl, warps=warps)
     return q.reshape(b, T, H, d), k_pages, v_pages
 
 
 @partial(jax.jit, static_argnames=("T", "eps", "impl", "warps"))
 def _launch(
-    ahead: Ahead | None, *args: jax.Array, T: int, eps: float, impl: Impl, warps: int
+    *args: jax.Array, T: int, eps: float, impl: Impl, warps: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     q_gate, k_pages, v_pages = args[1], *args[-2:]
     (rows, H, both), Hkv = q_gate.shape, k_pages.shape[3]
@@ -113,7 +110,6 @@ def _launch(
         name="rotary_cache",
         warps=warps,
         aliases={11: 1, 12: 2},
-        ahead=ahead,
     )
 
 

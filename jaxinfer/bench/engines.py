@@ -13,7 +13,7 @@ from jaxinfer.engine.options import Options
 from jaxinfer.engine.slots import FORCED, Plan, Slots
 from jaxinfer.engine.steps import Prefilled
 from jaxinfer.qwen.config import CHUNK
-from jaxinfer.qwen.mode import CANDIDATES, FAMILIES, usable_kernels
+from jaxinfer.qwen.mode import FAMILIES, usable_kernels
 from jaxinfer.qwen.params import Params
 from jaxinfer.qwen.state import Pieces, State
 
@@ -29,9 +29,8 @@ def known_families(text: str | None) -> frozenset[str] | None:
     if text is None:
         return None
     names = frozenset(() if text == "none" else (name.strip() for name in text.split(",")))
-    known = (*FAMILIES, *CANDIDATES)
-    if unknown := names - set(known):
-        raise ValueError(f"no family of kernels {sorted(unknown)}; there are {', '.join(known)}")
+    if unknown := names - set(FAMILIES):
+        raise ValueError(f"no family of kernels {sorted(unknown)}; there are {', '.join(FAMILIES)}")
     return names
 
 
@@ -50,9 +49,9 @@ def make_plan(
     """
     backend = jax.default_backend()
     usable = usable_kernels(subject.cfg, backend)
-    if kernels is not None and (others := kernels - usable - (usable and set(CANDIDATES))):
+    if kernels is not None and kernels - usable:
         raise ValueError(
-            f"kernels for {', '.join(sorted(others))} cannot be used for a model in "
+            f"kernels for {', '.join(sorted(kernels - usable))} cannot be used for a model in "
             f"{subject.cfg.dtype} on a {backend}; leave --kernels out"
         )
     chosen = usable if kernels is None else kernels

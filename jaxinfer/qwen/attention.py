@@ -1,7 +1,5 @@
 """Gated full attention with partial, interleaved multimodal rotary embedding."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,7 @@ from jaxinfer.qwen.config import CHUNK, Config
 from jaxinfer.qwen.mode import TRAIN, Mode
 from jaxinfer.qwen.norms import rms_norm
 from jaxinfer.qwen.params import Attention
-from jaxinfer.qwen.products import add_product, asked_for, form_after, normed_products
+from jaxinfer.qwen.products import add_product, form_after, normed_products
 from pallas_kernels import each, rowwise, sealed
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.prefill_attention import prefill_attention
@@ -67,13 +65,12 @@ def attention(
         mode: see `Mode`.
     """
     B, T = x.shape[:2]
-    weights = p.projections
-    _, (q_gate, k, v) = normed_products(x, p.norm, weights, layer, cfg.rms_norm_eps, mode)
+    projections = (p.q_proj, p.k_proj, p.v_proj)
+    _, (q_gate, k, v) = normed_products(x, p.norm, projections, layer, cfg.rms_norm_eps, mode)
     impl = mode.impl("attention")
     if impl != "plain":
         form = form_after(p.o_proj, layer, mode)
-        ahead = asked_for([p.o_proj], layer, mode)
-        kernel = prefill_attention if mode.chunked else partial(paged_attention, ahead=ahead)
+        kernel = prefill_attention if mode.chunked else paged_attention
         y, k, v = kernel(
             q_gate,
             k,
@@ -118,8 +115,8 @@ def attention_alone(
     p: Attention, layer: int, cfg: Config, x: jax.Array, turn: tuple[jax.Array, jax.Array]
 ) -> jax.Array:
     """`attention` of whole sequences `[B, T, D]` from their beginning, without a cache."""
-    weights = p.projections
-    _, products = normed_products(x, p.norm, weights, layer, cfg.rms_norm_eps, TRAIN)
+    projections = (p.q_proj, p.k_proj, p.v_proj)
+    _, products = normed_products(x, p.norm, projections, layer, cfg.rms_norm_eps, TRAIN)
     q, gate, k, v = rowwise(lambda *rows: _turned(p, layer, cfg, *rows), None, *products, *turn)
     index = jnp.arange(x.shape[1])
     o = each(lambda q, k, v: attend(q, k, v, index), None, q, k, v)

@@ -13,7 +13,7 @@ from jax import lax
 from jaxinfer.qwen.config import CHUNK, Config
 from jaxinfer.qwen.mode import TRAIN, Mode
 from jaxinfer.qwen.params import GatedDelta
-from jaxinfer.qwen.products import add_product, asked_for, form_after, normed_products
+from jaxinfer.qwen.products import add_product, form_after, normed_products
 from jaxinfer.qwen.state import Pieces, Rows, State
 from pallas_kernels import each
 from pallas_kernels.delta_chunk import delta_chunks
@@ -43,8 +43,8 @@ def gated_delta(
             there. Rows replay what is pending, leave the state there and become pending themselves.
         mode: see `Mode`.
     """
-    weights = p.projections
-    _, (qkv, z, b, a) = normed_products(x, p.norm, weights, layer, cfg.rms_norm_eps, mode)
+    projections = (p.in_proj_qkv, p.in_proj_z, p.in_proj_b, p.in_proj_a)
+    _, (qkv, z, b, a) = normed_products(x, p.norm, projections, layer, cfg.rms_norm_eps, mode)
     impl = mode.impl("delta")
     form = form_after(p.out_proj, layer, mode) if impl != "plain" else None
     inputs = (qkv, a, b, z, p.conv1d, p.A_log, p.dt_bias, p.o_norm, layer)
@@ -57,8 +57,7 @@ def gated_delta(
         state = replace(state, conv=conv, recurrent=recurrent)
     else:
         pending = state.pending_x, state.pending_g, state.pending_beta, state.pending
-        ahead = asked_for([p.out_proj], layer, mode)
-        how = {"eps": cfg.rms_norm_eps, "form": form, "ahead": ahead}
+        how = {"eps": cfg.rms_norm_eps, "form": form}
         step = delta_step(*inputs, *memory, *pending, which.slot, impl=impl, **how)
         y, state = step.y, replace(state, **step.pools())
     return add_product(x, y, p.out_proj, layer, mode, form is not None), state
@@ -66,8 +65,8 @@ def gated_delta(
 
 def gated_delta_alone(p: GatedDelta, layer: int, cfg: Config, x: jax.Array) -> jax.Array:
     """`gated_delta` of whole sequences `[B, T, D]` from their beginning; `T` a multiple of 64."""
-    weights = p.projections
-    _, (qkv, z, b, a) = normed_products(x, p.norm, weights, layer, cfg.rms_norm_eps, TRAIN)
+    projections = (p.in_proj_qkv, p.in_proj_z, p.in_proj_b, p.in_proj_a)
+    _, (qkv, z, b, a) = normed_products(x, p.norm, projections, layer, cfg.rms_norm_eps, TRAIN)
     g, beta = gates(a, b, p.A_log[layer], p.dt_bias[layer])
     w, heads = p.conv1d[layer], cfg.linear_num_value_heads
     dims = Dims(cfg.linear_num_key_heads, heads, cfg.linear_key_head_dim, cfg.linear_value_head_dim)

@@ -10,10 +10,6 @@ from pallas_kernels import Impl
 FAMILIES = ("projection", "experts", "delta", "attention", "sampling")
 """Kinds of kernels that can be used, or left to plain JAX, one by one."""
 
-CANDIDATES = ("ahead",)
-"""What can be asked for beside them, and is not used otherwise: decode steps whose small kernels
-ask for the weights of the products after them (`pallas_kernels.ahead`)."""
-
 
 @dataclass(frozen=True)
 class Mode:

@@ -16,8 +16,8 @@ from jaxinfer.qwen.gated_delta import gated_delta, gated_delta_alone
 from jaxinfer.qwen.mode import PREFILL, TRAIN, Mode
 from jaxinfer.qwen.moe import moe
 from jaxinfer.qwen.norms import rms_norm
-from jaxinfer.qwen.params import Attention, GatedDelta, Params
-from jaxinfer.qwen.products import asked_for, norm, product
+from jaxinfer.qwen.params import Params
+from jaxinfer.qwen.products import norm, product
 from jaxinfer.qwen.state import Pieces, Rows, State
 from pallas_kernels import linear, rowwise
 
@@ -171,11 +171,11 @@ def whole(params: Params, cfg: Config, x: jax.Array) -> jax.Array:
     """
     turn = rotary(cfg, text_positions(jnp.zeros(x.shape[0], jnp.int32), x.shape[1]), TRAIN)
     for number in range(cfg.num_layers):
-        p, index = _mixer(params, cfg, number)
-        if isinstance(p, GatedDelta):
-            x = gated_delta_alone(p, index, cfg, x)
+        if number in cfg.gdn_layers:
+            x = gated_delta_alone(params.gdn, cfg.gdn_layers.index(number), cfg, x)
         else:
-            x = attention_alone(p, index, cfg, x, turn)
+            index = cfg.attention_layers.index(number)
+            x = attention_alone(params.attention, index, cfg, x, turn)
         x = moe(params.moe, number, cfg, x, TRAIN)
     return rms_norm(x, params.norm, cfg.rms_norm_eps)
 
@@ -217,13 +217,6 @@ def _joined(params: Params, cfg: Config, x: jax.Array, hidden: jax.Array, mode: 
     return rowwise(join, mode.tile, x, hidden)
 
 
-def _mixer(params: Params, cfg: Config, number: int) -> tuple[GatedDelta | Attention, int]:
-    """Parameters of a layer's kind of mixer, and which of the kind it is."""
-    if number in cfg.gdn_layers:
-        return params.gdn, cfg.gdn_layers.index(number)
-    return params.attention, cfg.attention_layers.index(number)
-
-
 def _layers(
     params: Params,
     cfg: Config,
@@ -235,16 +228,15 @@ def _layers(
     mode: Mode,
 ) -> tuple[jax.Array, State]:
     turn = rotary(cfg, positions, mode)
-    mixers = [_mixer(params, cfg, number) for number in range(cfg.num_layers)]
-    for number, (p, index) in enumerate(mixers):
+    for number in range(cfg.num_layers):
         with jax.named_scope(f"layer_{number}"):
-            if isinstance(p, GatedDelta):
-                x, state = gated_delta(p, index, cfg, x, state, which, mode)
+            if number in cfg.gdn_layers:
+                index = cfg.gdn_layers.index(number)
+                x, state = gated_delta(params.gdn, index, cfg, x, state, which, mode)
             else:
+                index = cfg.attention_layers.index(number)
                 cache = Cache(state.k, state.v, index)
-                x, cache = attention(p, index, cfg, x, turn, cache, place, mode)
+                x, cache = attention(params.attention, index, cfg, x, turn, cache, place, mode)
                 state = replace(state, k=cache.k, v=cache.v)
-            following = mixers[number + 1 : number + 2]
-            ahead = [asked_for(p.projections, index, mode) for p, index in following]
-            x = moe(params.moe, number, cfg, x, mode, *ahead)
+            x = moe(params.moe, number, cfg, x, mode)
     return norm(x, params.norm, cfg.rms_norm_eps, mode), state

@@ -9,7 +9,6 @@ from jaxinfer.qwen.mode import Mode
 from jaxinfer.qwen.params import Moe
 from jaxinfer.qwen.products import form, normed_products
 from pallas_kernels import Dense, Impl, Observed, dequantise, each, linear, rowwise, take
-from pallas_kernels.ahead import Ahead
 from pallas_kernels.experts import Layer, experts
 from pallas_kernels.grouped_experts import Shared, all_experts
 from pallas_kernels.matmul import matmuls, place
@@ -18,24 +17,11 @@ from pallas_kernels.normed_rows import normed_rows
 from pallas_kernels.routing import route, swiglu
 
 
-def moe(
-    p: Moe, layer: int, cfg: Config, x: jax.Array, mode: Mode, ahead: Ahead | None = None
-) -> jax.Array:
-    """`x + routed(h) + sigmoid(h · gate) · shared(h)` with `h = norm(x)`, for `x [B, T, D]`.
-
-    Args:
-        p: stacked parameters.
-        layer: which of them.
-        cfg: the model.
-        x: see above.
-        mode: see `Mode`.
-        ahead: what is read after it.
-    """
+def moe(p: Moe, layer: int, cfg: Config, x: jax.Array, mode: Mode) -> jax.Array:
+    """`x + routed(h) + sigmoid(h · gate) · shared(h)` with `h = norm(x)`, for `x [B, T, D]`."""
     impl = mode.impl("experts") if _fit(p, layer) else "plain"
-    if impl != "plain" and mode.chunked:
-        return _many_rows(p, layer, cfg, x, impl)
     if impl != "plain":
-        return _few_rows(p, layer, cfg, x, impl, ahead)
+        return (_many_rows if mode.chunked else _few_rows)(p, layer, cfg, x, impl)
     projections = (p.router, p.shared_gate)
     h, (logits, gate) = normed_products(x, p.norm, projections, layer, cfg.rms_norm_eps, mode)
     chosen, weights, shared = rowwise(
@@ -63,9 +49,7 @@ def _fit(p: Moe, layer: int) -> bool:
     )
 
 
-def _few_rows(
-    p: Moe, layer: int, cfg: Config, x: jax.Array, impl: Impl, ahead: Ahead | None
-) -> jax.Array:
+def _few_rows(p: Moe, layer: int, cfg: Config, x: jax.Array, impl: Impl) -> jax.Array:
     """Each row through its own experts, all rows in the same few kernels."""
     rows, k = x.reshape(-1, x.shape[-1]), cfg.num_experts_per_tok
     forms = [form(w, layer) for w in (p.gate_up, p.shared_gate_up)]
@@ -73,7 +57,7 @@ def _few_rows(
     first = normed(rows, p.norm, layer, forms, small, eps=cfg.rms_norm_eps, impl=impl)
     (h, h_shared), (logits, gate) = first
     weights = Layer(p.gate_up, p.shared_gate_up, p.down, p.shared_down)
-    y = experts(rows, h, h_shared, logits, gate, weights, layer, k, impl=impl, ahead=ahead)
+    y = experts(rows, h, h_shared, logits, gate, weights, layer, k, impl=impl)
     return y.reshape(x.shape)
 
 

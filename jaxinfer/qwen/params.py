@@ -99,11 +99,6 @@ class GatedDelta:
     o_norm: Any
     out_proj: Any
 
-    @property
-    def projections(self) -> tuple[Any, ...]:
-        """What normed rows are multiplied with."""
-        return self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a
-
 
 @tree
 class Attention:
@@ -116,11 +111,6 @@ class Attention:
     q_norm: Any
     k_norm: Any
     o_proj: Any
-
-    @property
-    def projections(self) -> tuple[Any, ...]:
-        """What normed rows are multiplied with."""
-        return self.q_proj, self.k_proj, self.v_proj
 
 
 @tree

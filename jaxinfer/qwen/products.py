@@ -8,8 +8,6 @@ import jax
 from jaxinfer.qwen.mode import Mode
 from jaxinfer.qwen.norms import rms_norm
 from pallas_kernels import Dense, Fp8, Observed, Weight, linear, rowwise
-from pallas_kernels.ahead import Ahead
-from pallas_kernels.backend import as_data
 from pallas_kernels.matmul import matmul, matmuls, place
 from pallas_kernels.normed import Form, formed, normed
 from pallas_kernels.normed_rows import normed_rows
@@ -131,15 +129,6 @@ def form_after(w: Weight, layer: int, mode: Mode) -> Form | None:
     if not kernel or isinstance(w, Observed):
         return None
     return form(w, layer)
-
-
-def asked_for(weights: Sequence[Weight], layer: int, mode: Mode) -> Ahead | None:
-    """What kernels of a decode step may ask for before these weights are multiplied."""
-    if mode.chunked or mode.impl("ahead") == "plain":
-        return None
-    placed = [place(w, layer) for w in weights if not isinstance(w, Observed)]
-    large = [(leaf, at) for w, at in placed for leaf in jax.tree.leaves(w) if leaf.ndim == 3]
-    return Ahead(tuple(leaf for leaf, _ in large), as_data(*(at for _, at in large)))
 
 
 def form(w: Weight, layer: int) -> Form:

@@ -4,7 +4,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,17 +66,14 @@ def test_decoding_is_measured_where_it_was_asked_for(toy: Subject) -> None:
 def test_kernels_are_named_one_by_one() -> None:
     assert known_families(None) is None
     assert known_families("none") == frozenset()
-    assert known_families("projection, ahead") == {"projection", "ahead"}
+    assert known_families("projection, delta") == {"projection", "delta"}
+    with pytest.raises(ValueError, match="no family of kernels"):
+        known_families("projection,others")
 
 
-def test_what_may_be_tried_needs_a_gpu_as_families_do(
-    toy: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ValueError, match="kernels for ahead cannot be used"):
-        make_plan(toy, None, 0, frozenset({"ahead"}))
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    fitting = replace(toy, cfg=replace(toy.cfg, dtype="bfloat16"))
-    assert make_plan(fitting, None, 0, frozenset({"ahead"})).kernels == {"ahead"}
+def test_kernels_that_cannot_be_used_here_are_refused(toy: Subject) -> None:
+    with pytest.raises(ValueError, match="kernels for delta cannot be used"):
+        make_plan(toy, None, 0, frozenset({"delta"}))
 
 
 def test_prompts_taken_as_read_are_in_place_together(toy: Subject) -> None:

@@ -71,5 +71,5 @@ def test_kernel_is_right_and_alike_in_every_company(
         assert same_bits(run(x[:count]), whole[:count])
         assert same_bits(run(x[-count:]), whole[-count:])
     # Nor do rows of a tile and where its parts lie show.
-    other = replace(tiles, rows=128 // tiles.parts, beside=tiles.parts, step=256, warps=8)
+    other = replace(tiles, rows=128 // tiles.parts, beside=tiles.parts, step=256, stages=3, warps=8)
     assert same_bits(run(x[:5], other), whole[:5])

@@ -42,7 +42,7 @@ def prefill_attention(
     eps: float,
     impl: Impl,
     form: Form | None = None,
-    kernel: Literal["mosaic", "triton"] = "triton",
+    kernel: Literal["mosaic", "triton"] = "mosaic",
     tiles: Tiles | None = None,
     heads: int = 2,
     block: int = 32,
@@ -72,8 +72,7 @@ def prefill_attention(
         eps: of the norms.
         impl: see `Impl`.
         form: in which the output projection wants `y`; None for as it is.
-        kernel: which one; on Triton too if shapes or types do not fit the other, whose time has
-            not been taken yet.
+        kernel: which one; on Triton if shapes or types do not fit the other, which is the faster.
         tiles: how the one on Mosaic cuts its work.
         heads: of the one on Triton, as what follows: query heads a program; they share a key head.
             With the page it makes the rows of a matrix product, and so decides about bits.

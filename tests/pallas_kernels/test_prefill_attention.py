@@ -1,6 +1,7 @@
 """Attention of prompt pieces: the formula, and the same bits however a prompt is split."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -85,7 +86,7 @@ def test_a_piece_that_is_not_a_page_is_refused() -> None:
 @pytest.mark.parametrize("first", [1, 30])
 def test_kernel_agrees_on_real_shapes(kv_dtype, first: int) -> None:
     c = pieces(REAL, kv_dtype, first)
-    out = run(prefill_attention, c, "kernel")
+    out = run(prefill_attention, c, "kernel", kernel="triton")
     close(out, run(prefill_attention, c, "plain"), 2e-2)
     assert np.isfinite(out[0]).all()
 
@@ -94,7 +95,8 @@ def test_kernel_agrees_on_real_shapes(kv_dtype, first: int) -> None:
 @pytest.mark.parametrize("kv_dtype", [jnp.bfloat16, jnp.float8_e4m3fn])
 def test_kernel_has_the_same_bits_however_a_prompt_is_split(kv_dtype) -> None:
     c = pieces(REAL, kv_dtype, 30)
-    together = run(prefill_attention, filled_up(c), "kernel")[0]
-    np.testing.assert_array_equal(in_calls_of_one(c, "kernel"), together[:4])
+    ours = partial(prefill_attention, kernel="triton")
+    together = run(ours, filled_up(c), "kernel")[0]
+    np.testing.assert_array_equal(in_calls_of_one(c, "kernel", kernel="triton"), together[:4])
     wider = replace(c, table=jnp.pad(c.table, ((0, 0), (0, 100))))
-    np.testing.assert_array_equal(run(prefill_attention, wider, "kernel")[0], together[:4])
+    np.testing.assert_array_equal(run(ours, wider, "kernel")[0], together[:4])

@@ -85,7 +85,7 @@ def build_engine(
     if batches is None:
         batches = (1, slots) if on_host else [2**i for i in range(slots.bit_length())]
     if prefill_budget is None:
-        prefill_budget = 2 * CHUNK if on_host else 64 * CHUNK
+        prefill_budget = 2 * CHUNK if on_host else 128 * CHUNK
     pieces = 2 if on_host else min(PIECES, slots * -(-context // CHUNK))
 
     def choose(workspace: int) -> tuple[Options, Pools]:

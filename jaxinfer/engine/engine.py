@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count, product
+from itertools import batched, count, product
 from typing import Any, NamedTuple
 
 import jax
@@ -64,6 +64,10 @@ class _Decode(NamedTuple):
 
 _Call = _Prefill | _Decode
 
+CLAIMS = 8
+"""Requests that are given slots by one call, if there are several: the host takes as long for one,
+and all of a batch's first tokens wait for it."""
+
 
 class Engine:
     """Serves requests from pools of fixed size.
@@ -100,8 +104,8 @@ class Engine:
         vocabulary, context = self.plan.cfg.vocab_size, self.options.context
         if not prompt:
             raise RequestError("the prompt has no tokens; give at least one")
-        if bad := [t for t in prompt if not 0 <= t < vocabulary]:
-            raise RequestError(f"token id {bad[0]} is not in the vocabulary of {vocabulary}")
+        if (bad := min(prompt)) < 0 or (bad := max(prompt)) >= vocabulary:
+            raise RequestError(f"token id {bad} is not in the vocabulary of {vocabulary}")
         if params.n != 1:
             raise RequestError("n must be 1 here: submit one request for each answer")
         size = len(prompt)
@@ -189,6 +193,11 @@ class Engine:
             if progress is not None:
                 progress(number, total)
 
+        prompt = np.zeros(options.context + self.plan.rows, np.int32)
+        nobody = np.int32(options.slots), prompt, np.int32(1), np.int32(1), np.bool_(False)
+        for number in (1, CLAIMS):
+            values = *nobody, self._settings(SamplingParams(), 0, 1)[0]
+            self._claim_slots([values] * number)
         for size in options.piece_sizes:
             pieces, tokens, following = self._put(lay_out_pieces([], options, size))
             self._slots, out = self._calls.prefill(
@@ -277,8 +286,7 @@ class Engine:
                 self._preempt(self._requests[victim])
             if schedule.victims:
                 schedule = self._schedule(drafts)
-        for sequence in schedule.admitted:
-            self._claim(self._requests[sequence])
+        self._claim([self._requests[sequence] for sequence in schedule.admitted])
         for sequence in schedule.resumed:
             self._resume(self._requests[sequence])
         calls: deque[_Call] = deque()
@@ -300,17 +308,33 @@ class Engine:
             reach = max(reach, self.plan.rows)
         return self._scheduler.plan(budget, reach)
 
-    def _claim(self, request: Request) -> None:
+    def _claim(self, requests: list[Request]) -> None:
+        plain = []
+        for request in requests:
+            request.usage = replace(request.usage, cached_tokens=request.sequence.hit)
+            request.prompt_scores.clear()
+            values, bias = self._slot_values(request)
+            if bias is None:
+                plain.append(values)
+            else:
+                self._claim_slots([values], bias)
+        for some in batched(plain, CLAIMS):
+            # Filled up with the last one again: there are calls for one request and for `CLAIMS`.
+            self._claim_slots([*some, *some[-1:] * (CLAIMS - len(some) if len(some) > 1 else 0)])
+
+    def _slot_values(self, request: Request) -> tuple[tuple[Any, ...], np.ndarray | None]:
+        """What `claim` takes for a request, and the bias."""
         sequence, size = request.sequence, len(request.sequence.prompt)
         prompt = np.zeros(self.options.context + self.plan.rows, np.int32)
         prompt[:size] = sequence.prompt
-        request.usage = replace(request.usage, cached_tokens=sequence.hit)
-        request.prompt_scores.clear()
         settings, bias = self._settings(request.params, request.seed, size)
         numbers = (np.int32(size), np.int32(sequence.limit), np.bool_(request.params.speculation))
         assert sequence.slot is not None
-        values = (np.int32(sequence.slot), prompt, *numbers, settings, bias)
-        self._slots = claim(self._slots, *self._put(values))
+        return (np.int32(sequence.slot), prompt, *numbers, settings), bias
+
+    def _claim_slots(self, values: list[tuple[Any, ...]], bias: np.ndarray | None = None) -> None:
+        together = jax.tree.map(lambda *leaves: np.stack(leaves), *values)
+        self._slots = claim(self._slots, *self._put((*together, bias)))
 
     def _preempt(self, request: Request) -> None:
         sequence = request.sequence

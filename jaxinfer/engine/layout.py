@@ -1,6 +1,8 @@
 """What the scheduler planned, as the arrays that a call takes."""
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -25,17 +27,25 @@ def lay_out_pieces(
     slot, source, snapshot = (np.full(size, scratch, np.int32) for _ in range(3))
     start, valid = np.zeros(size, np.int32), np.zeros(size, np.int32)
     table, fresh = np.zeros((size, options.width), np.int32), np.zeros(size, bool)
-    for row, piece in enumerate(pieces):
-        sequence, end = piece.sequence, piece.start + piece.valid
+    begin = 0
+    for sequence, given in groupby(pieces, attrgetter("sequence")):
+        consecutive = list(given)
+        rows = slice(begin, begin + len(consecutive))
         assert sequence.slot is not None
-        tokens[row, : piece.valid] = sequence.prompt[piece.start : end]
-        following[row] = -1 if piece.last else sequence.prompt[end]
-        table[row, : len(sequence.pages)] = sequence.pages
-        slot[row], start[row], valid[row] = sequence.slot, piece.start, piece.valid
-        source[row] = sequence.slot if piece.source is None else piece.source
-        fresh[row] = piece.page != SCRATCH
-        if piece.snapshot is not None:
-            snapshot[row] = piece.snapshot
+        first, end = consecutive[0].start, consecutive[-1].start + consecutive[-1].valid
+        # At once: a long prompt waits for this before it begins.
+        tokens[rows].reshape(-1)[: end - first] = sequence.prompt[first:end]
+        table[rows, : len(sequence.pages)] = sequence.pages
+        slot[rows] = source[rows] = sequence.slot
+        for row, piece in enumerate(consecutive, begin):
+            following[row] = -1 if piece.last else sequence.prompt[piece.start + piece.valid]
+            start[row], valid[row] = piece.start, piece.valid
+            fresh[row] = piece.page != SCRATCH
+            if piece.source is not None:
+                source[row] = piece.source
+            if piece.snapshot is not None:
+                snapshot[row] = piece.snapshot
+        begin = rows.stop
     fields: dict[str, Any] = {
         "table": table,
         "slot": slot,

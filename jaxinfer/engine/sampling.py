@@ -75,35 +75,36 @@ def init_sampler(slots: int, vocabulary: int) -> Sampler:
     )
 
 
-def set_slot(
+def set_slots(
     sampler: Sampler,
-    slot: jax.Array,
+    slots: jax.Array,
     settings: Settings,
     bias: jax.Array | None,
     prompt: jax.Array,
     prompt_tokens: jax.Array,
 ) -> Sampler:
-    """Prepare a slot for a new request.
+    """Prepare slots for new requests.
 
     Args:
         sampler: of all slots.
-        slot: scalar, which one.
-        settings: of the request.
-        bias: `[V]` float32, or None for none.
-        prompt: `[S]` int32.
-        prompt_tokens: scalar, how many of them are the prompt.
+        slots: `[N]` int32, which ones.
+        settings: of the requests, with an axis of them before all others.
+        bias: `[V]` float32 for all of them, or None for none.
+        prompt: `[N, S]` int32.
+        prompt_tokens: `[N]`, how many of them are the prompt.
 
     Returns:
-        The sampler; nothing counts as generated in that slot.
+        The sampler; nothing counts as generated in those slots.
     """
     own = {f.name: getattr(settings, f.name) for f in fields(Settings)}
     size = sampler.counts.shape[1]
-    real = jnp.where(jnp.arange(prompt.shape[0]) < prompt_tokens, prompt, size)
+    real = jnp.where(jnp.arange(prompt.shape[1]) < prompt_tokens[:, None], prompt, size)
+    row = jnp.arange(len(slots))[:, None]
     own["counts"] = 0
-    own["prompted"] = jnp.zeros(size, bool).at[real].set(True, mode="drop")
+    own["prompted"] = jnp.zeros((len(slots), size), bool).at[row, real].set(True, mode="drop")
     own["bias"] = 0.0 if bias is None else bias
     own["biased"] = bias is not None
-    return Sampler(**{name: getattr(sampler, name).at[slot].set(v) for name, v in own.items()})
+    return Sampler(**{name: getattr(sampler, name).at[slots].set(v) for name, v in own.items()})
 
 
 def count(sampler: Sampler, slots: jax.Array, tokens: jax.Array, number: jax.Array) -> Sampler:

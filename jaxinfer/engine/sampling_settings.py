@@ -60,7 +60,7 @@ def settings(
     bad: Sequence[Sequence[int]],
     vocabulary: int,
 ) -> tuple[Settings, np.ndarray | None]:
-    """What `set_slot` takes for a request, as NumPy arrays.
+    """What `set_slots` takes for a request, as NumPy arrays.
 
     Args:
         params: the request's; its `seed`, `stop_token_ids` and `bad_words` are not read.

@@ -91,17 +91,17 @@ def claim(
     settings: Settings,
     bias: jax.Array | None,
 ) -> Slots:
-    """Give a slot to a new request.
+    """Give slots to `N` new requests; to the same one twice if it is named twice.
 
     Args:
         slots: donated.
-        slot: scalar.
-        prompt: `[S]`, of which `length` (scalar) tokens are real.
-        length: scalar.
-        limit: scalar, the most tokens of prompt and answer.
-        drafting: scalar bool.
-        settings: how it samples.
-        bias: `[V]`, or None for none.
+        slot: `[N]`.
+        prompt: `[N, S]`, of which `length` tokens are real.
+        length: `[N]`.
+        limit: `[N]`, the most tokens of prompt and answer.
+        drafting: `[N]` bool.
+        settings: how they sample, with an axis of requests before all others.
+        bias: `[V]` for all of them, or None for none.
     """
     state = replace(
         slots.state,
@@ -117,7 +117,7 @@ def claim(
         drafting=slots.drafting.at[slot].set(drafting),
         active=slots.active.at[slot].set(False),
         limit=slots.limit.at[slot].set(limit),
-        sampler=sampling.set_slot(slots.sampler, slot, settings, bias, prompt, length),
+        sampler=sampling.set_slots(slots.sampler, slot, settings, bias, prompt, length),
     )
 
 

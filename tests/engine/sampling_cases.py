@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer import SamplingParams
-from jaxinfer.engine.sampling import Sampled, Sampler, count, init_sampler, sample, set_slot
+from jaxinfer.engine.sampling import Sampled, Sampler, count, init_sampler, sample, set_slots
 from jaxinfer.engine.sampling_settings import LENGTH, settings
 
 VOCABULARY = 40
@@ -52,7 +52,8 @@ def pad(tokens: tuple[int, ...], room: int = ROOM) -> np.ndarray:
 
 @partial(jax.jit, static_argnums=0)
 def begin(shape, slot, own, bias, prompt, prompt_tokens, answer, number) -> Sampler:
-    sampler = set_slot(init_sampler(*shape), slot, own, bias, prompt, prompt_tokens)
+    own, prompt = jax.tree.map(lambda value: value[None], (own, prompt))
+    sampler = set_slots(init_sampler(*shape), slot[None], own, bias, prompt, prompt_tokens[None])
     return count(sampler, slot[None], answer[None], number[None])
 
 

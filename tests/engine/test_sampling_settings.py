@@ -8,7 +8,7 @@ import pytest
 
 from jaxinfer import SamplingParams
 from jaxinfer.engine.request import RequestError
-from jaxinfer.engine.sampling import count, set_slot
+from jaxinfer.engine.sampling import count, set_slots
 from jaxinfer.engine.sampling_settings import LENGTH, STOPS, WORDS, settings
 from tests.engine.sampling_cases import VOCABULARY, Case, sampler_of
 
@@ -22,7 +22,9 @@ def test_a_slot_is_set_and_counted_without_touching_the_others() -> None:
         SamplingParams(), seed=1, prompt_tokens=2, stops=(), bad=(), vocabulary=VOCABULARY
     )
     assert bias is None
-    after = set_slot(before, jnp.int32(2), own, None, jnp.array([8, 9, 3]), jnp.int32(2))
+    own = jax.tree.map(lambda value: value[None], own)
+    prompt = jnp.array([[8, 9, 3]]), jnp.array([2])
+    after = set_slots(before, jnp.array([2]), own, None, *prompt)
     after = count(after, jnp.array([2, 0]), jnp.array([[7, 7, 6], [1, 1, 1]]), jnp.array([2, 0]))
     assert np.flatnonzero(after.prompted[2]).tolist() == [8, 9]
     assert after.counts[2, 7] == 2
@@ -31,12 +33,30 @@ def test_a_slot_is_set_and_counted_without_touching_the_others() -> None:
         jax.tree.map(
             lambda a, b, slot=slot: np.testing.assert_array_equal(a[slot], b[slot]), before, after
         )
-    fresh = set_slot(after, jnp.int32(1), own, None, jnp.array([8, 9, 3]), jnp.int32(2))
+    fresh = set_slots(after, jnp.array([1]), own, None, *prompt)
     assert not fresh.biased[1]
     # A bias of nothing but zeros counts as one.
     expected = sampler_of(Case(prompt=(8, 9), seed=1), slots=3, slot=1)
     expected = replace(expected, biased=fresh.biased)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[1], b[1]), fresh, expected)
+
+
+def test_slots_are_set_together_as_one_by_one() -> None:
+    size = {"stops": (), "bad": (), "vocabulary": VOCABULARY}
+    prompts = jnp.array([[8, 9, 3], [4, 4, 1], [4, 4, 1]])
+    slots, lengths = jnp.array([2, 0, 0]), jnp.array([2, 3, 3])
+    owns = [
+        settings(SamplingParams(top_k=n, min_tokens=n), seed=n, prompt_tokens=n, **size)[0]
+        for n in (2, 3, 3)
+    ]
+    own = jax.tree.map(lambda *values: jnp.stack(values), *owns)
+    before = sampler_of(Case(prompt=(3, 4, 5), answer=(4, 4)), slots=3, slot=1)
+    together = set_slots(before, slots, own, None, prompts, lengths)
+    for n in range(2):
+        row = jnp.array([n])
+        own_row = jax.tree.map(lambda values, row=row: values[row], own)
+        before = set_slots(before, slots[row], own_row, None, prompts[row], lengths[row])
+    jax.tree.map(np.testing.assert_array_equal, together, before)
 
 
 @pytest.mark.parametrize(
